@@ -1,0 +1,150 @@
+"""What a model is and how the engine runs it. Bad values raise `ConfigError` naming field, value and fix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+
+class MinivllmError(Exception):
+    """Base of every error a user can cause; the command line prints it as one line."""
+
+
+class ConfigError(MinivllmError, ValueError):
+    """A setting has a value the engine can't run with."""
+
+    def __init__(self, field: str, value: object, fix: str) -> None:
+        super().__init__(f"{field}={value!r}: {fix}")
+        self.field, self.value, self.fix = field, value, fix
+
+
+class RequestError(ConfigError):
+    """One request is bad; everything else that runs goes on."""
+
+
+class ModelError(MinivllmError):
+    """A model can't be found, fetched, read or run. The message says what to do."""
+
+
+def at_least(field: str, value: float, low: float, error: type[ConfigError] = ConfigError) -> None:
+    """Raise `error` unless `value >= low`."""
+    if not value >= low:
+        raise error(field, value, f"must be at least {low}")
+
+
+def one_of(field: str, value: object, allowed: tuple[object, ...], error: type[ConfigError] = ConfigError) -> None:
+    """Raise `error` unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise error(field, value, f"must be one of {', '.join(map(str, allowed))}")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Llama-3 frequency scaling of rotary embeddings (Llama 3.1, section "RoPE scaling" of its model card)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a decoder-only model of the Llama, Qwen2 or Qwen3 family. Lengths in tokens, sizes in elements."""
+
+    architecture: Literal["llama", "qwen2", "qwen3"]
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    max_position: int = 2048
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    name: str = "model"
+
+    def __post_init__(self) -> None:
+        one_of("architecture", self.architecture, ("llama", "qwen2", "qwen3"))
+        for field in fields(self):
+            if field.type == "int":
+                at_least(field.name, getattr(self, field.name), 1)
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError("num_kv_heads", self.num_kv_heads, f"must divide num_heads={self.num_heads}")
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Qwen2 adds a bias to the query, key and value projections."""
+        return self.architecture == "qwen2"
+
+    @property
+    def qk_norm(self) -> bool:
+        """Qwen3 normalises each query and key head before the rotary embedding."""
+        return self.architecture == "qwen3"
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """Bytes of K and V that one token takes in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
+
+
+Policy = Literal["fcfs", "priority", "static"]
+FreeOrder = Literal["leaf_first", "root_first"]
+PublishAt = Literal["schedule", "compute"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How the engine runs a model. Each default is what the leading engine does today, or what its reason asks for here.
+
+    Memory: `num_kv_blocks` wins over `kv_cache_memory` (bytes), which wins over `kv_memory_fraction` of free memory.
+    Switches to teach with: `policy`, `free_order`, `publish_at`, `reserve_full_prompt`, `long_prefill_threshold`,
+    `enable_prefix_caching`, `enable_chunked_prefill`, `lifo_unhashed`.
+    """
+
+    block_size: int = 16
+    num_kv_blocks: int | None = None
+    kv_cache_memory: int | None = None
+    kv_memory_fraction: float = 0.1
+    max_model_len: int | None = None
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 128
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_threshold: int = 0
+    reserve_full_prompt: bool = True
+    watermark: float = 0.0
+    policy: Policy = "fcfs"
+    free_order: FreeOrder = "leaf_first"
+    lifo_unhashed: bool = True
+    publish_at: PublishAt = "schedule"
+    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    attention_backend: Literal["torch", "reference"] = "torch"
+    seed: int = 0
+    trace_file: str | None = None
+    check_integrity: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("block_size", "max_num_batched_tokens", "max_num_seqs"):
+            at_least(field, getattr(self, field), 1)
+        for field in ("num_kv_blocks", "kv_cache_memory", "max_model_len"):
+            if getattr(self, field) is not None:
+                at_least(field, getattr(self, field), 1)
+        at_least("long_prefill_threshold", self.long_prefill_threshold, 0)
+        if not 0 <= self.watermark < 1:
+            raise ConfigError("watermark", self.watermark, "must be in [0, 1), a share of the blocks")
+        if not 0 < self.kv_memory_fraction < 1:
+            raise ConfigError(
+                "kv_memory_fraction", self.kv_memory_fraction, "must be in (0, 1), a share of free memory"
+            )
+        one_of("policy", self.policy, ("fcfs", "priority", "static"))
+        one_of("free_order", self.free_order, ("leaf_first", "root_first"))
+        one_of("publish_at", self.publish_at, ("schedule", "compute"))
+        one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float64"))
+        one_of("device", self.device, ("auto", "cpu", "cuda"))
+        one_of("attention_backend", self.attention_backend, ("torch", "reference"))

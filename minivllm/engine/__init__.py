@@ -1,0 +1,1 @@
+"""The loop: one engine step, outputs, start-up."""

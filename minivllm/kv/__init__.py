@@ -1,0 +1,1 @@
+"""Where KV lives: block pool, prefix hashes, block tables, the manager. No torch, no numpy."""

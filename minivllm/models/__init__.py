@@ -1,0 +1,1 @@
+"""Weights, tokenizers and the decoder that runs them."""

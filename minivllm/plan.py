@@ -1,0 +1,91 @@
+"""What one step runs (`StepPlan`) and what one step decided (`TraceEvent`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from minivllm.request import Sequence
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence's share of a step: run `num_tokens` tokens from position `start` on.
+
+    `block_ids` is the block table after allocation: position p lives in slot
+    `block_ids[p // block_size] * block_size + p % block_size`. `samples` are the sequences that draw a token from
+    the logits at the row's last position: none while tokens remain, itself, or all that fork from it.
+    """
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    block_ids: list[int]
+    samples: tuple[Sequence, ...] = ()
+
+    @property
+    def stop(self) -> int:
+        """Position after the last token run: the context length the last token attends to."""
+        return self.start + self.num_tokens
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.sequence.tokens(self.start, self.stop)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Everything the runner needs for one forward pass. Block copies (source, destination) come before it."""
+
+    step: int
+    rows: list[Row] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+
+class EventKind(StrEnum):
+    """What happened. The first four are inputs to the scheduler, the rest what it made of them."""
+
+    ADDED = "added"
+    ABORTED = "aborted"
+    SAMPLED = "sampled"
+    STOPPED = "stopped"  # a stop string, found outside the scheduler
+    SCHEDULED = "scheduled"
+    HIT = "hit"
+    ALLOCATED = "allocated"
+    COPIED = "copied"
+    FORKED = "forked"
+    PUBLISHED = "published"
+    WITHDRAWN = "withdrawn"
+    EVICTED = "evicted"
+    FREED = "freed"
+    PREEMPTED = "preempted"
+    REFUSED = "refused"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvent:
+    """One decision. Unused fields keep their defaults; `blocks` are physical block ids, `token_ids` only on inputs."""
+
+    step: int
+    kind: EventKind
+    request: str = ""
+    sequence: int = 0
+    blocks: tuple[int, ...] = ()
+    start: int = 0
+    tokens: int = 0
+    reason: str = ""
+    token_ids: tuple[int, ...] = ()
+
+
+Emit = Callable[..., None]
+"""`emit(kind, request=..., blocks=..., ...)`: how a part reports an event; the recorder adds the step."""
+
+
+def ignore_events(kind: EventKind, **fields: object) -> None:
+    """An `Emit` for those who don't listen."""

@@ -1,0 +1,269 @@
+"""What a user asks for and what comes back: sampling parameters, requests, sequences, outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from minivllm.config import RequestError, at_least
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # end-of-sequence token, stop id or stop string
+    LENGTH = "length"  # max_tokens or the model's context
+    ABORT = "abort"  # the user left
+
+
+class Status(StrEnum):
+    """Where a request is. Preempted requests wait again, with nothing computed."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. `temperature=0` is greedy.
+
+    `seed` makes draws repeatable whatever else is in the batch; child i of `n` draws with seed + i.
+    `logprobs=k` returns the k most likely tokens beside each chosen one; `prompt_logprobs` the same for the prompt.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name, low in (("temperature", 0), ("top_k", 0), ("min_tokens", 0), ("n", 1)):
+            _finite(name, getattr(self, name))
+            at_least(name, getattr(self, name), low, RequestError)
+        _within("top_p", self.top_p, 0, 1, low_open=True)
+        _within("min_p", self.min_p, 0, 1)
+        _within("presence_penalty", self.presence_penalty, -2, 2)
+        _within("frequency_penalty", self.frequency_penalty, -2, 2)
+        _within("repetition_penalty", self.repetition_penalty, 0, math.inf, low_open=True)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (value := getattr(self, name)) is not None:
+                _within(name, value, 0, 100)
+        if self.max_tokens is not None:
+            at_least("max_tokens", self.max_tokens, 1, RequestError)
+            if self.min_tokens > self.max_tokens:
+                raise RequestError("min_tokens", self.min_tokens, f"must not exceed max_tokens={self.max_tokens}")
+        if any(not text for text in self.stop):
+            raise RequestError("stop", self.stop, "stop strings must not be empty")
+        for token, bias in self.logit_bias.items():
+            _within(f"logit_bias[{token}]", bias, -100, 100)
+        if self.seed is not None:
+            _within("seed", self.seed, 0, 2**63 - 1)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def _finite(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise RequestError(name, value, "must be a finite number")
+
+
+def _within(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
+    _finite(name, value)
+    if not (low < value <= high if low_open else low <= value <= high):
+        raise RequestError(name, value, f"must be in {'(' if low_open else '['}{low}, {high}]")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A chosen (or prompt) token's log-probability, its rank (1 = most likely), and the most likely tokens there."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One drawn token; `logprob` only where the request asked for it."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+class Sequence:
+    """One stream of tokens of a request: its prompt and what was generated after it.
+
+    Two counters drive the engine: `num_tokens` known and `num_computed` of them with KV in the cache. A step runs
+    some of the difference; prefill, decode and the recomputation after a preemption are the same thing.
+    """
+
+    __slots__ = ("block_hashes", "finish_reason", "index", "logprobs", "num_computed", "output_token_ids",
+                 "request", "stop_reason", "uid")  # fmt: skip
+
+    def __init__(self, request: Request, index: int, uid: int) -> None:
+        self.request = request
+        self.index = index  # 0 .. n - 1 within the request
+        self.uid = uid  # unique in the engine's life
+        self.output_token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.block_hashes: list[bytes] = []
+        self.num_computed = 0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Token ids at positions start .. stop - 1, prompt and output as one."""
+        prompt, split = self.request.prompt_token_ids, self.num_prompt
+        if start >= split:
+            return self.output_token_ids[start - split : stop - split]
+        return prompt[start:stop] + self.output_token_ids[: max(stop - split, 0)]
+
+    def __repr__(self) -> str:
+        return f"<{self.request.id}/{self.index} computed {self.num_computed} of {self.num_tokens}>"
+
+
+class Request:
+    """A prompt with its parameters and its n sequences: the unit of admission and preemption.
+
+    Until the prompt's KV exists only the first live sequence runs (the trunk); then the others fork from it.
+    """
+
+    __slots__ = (
+        "arrival_time",
+        "cache_salt",
+        "finish_time",
+        "first_token_time",
+        "forked",
+        "id",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_preemptions",
+        "params",
+        "priority",
+        "prompt_logprobs",
+        "prompt_text",
+        "prompt_token_ids",
+        "sequences",
+        "status",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        max_tokens: int,
+        uid: int = 0,
+        priority: int = 0,
+        arrival_time: float = 0.0,
+        cache_salt: str = "",
+        prompt_text: str | None = None,
+    ) -> None:
+        self.id = id
+        self.prompt_token_ids = prompt_token_ids
+        self.prompt_text = prompt_text
+        self.params = params
+        self.max_tokens = max_tokens  # resolved: params.max_tokens capped by the context that is left
+        self.priority = priority  # smaller is more important
+        self.arrival_time = arrival_time
+        self.cache_salt = cache_salt
+        self.status = Status.WAITING
+        self.forked = params.n == 1
+        self.sequences = [Sequence(self, i, uid + i) for i in range(params.n)]
+        self.prompt_logprobs: list[TokenLogprob | None] = []
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.first_token_time: float | None = None
+        self.finish_time: float | None = None
+
+    @property
+    def live(self) -> list[Sequence]:
+        """Sequences that still want tokens."""
+        return [s for s in self.sequences if s.finish_reason is None]
+
+    @property
+    def finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+    def __repr__(self) -> str:
+        return f"<request {self.id} {self.status} {self.sequences}>"
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One of a request's n answers so far. `text` and `token_ids` are whole, `delta` what is new since the last output."""
+
+    index: int
+    text: str
+    delta: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Seconds on the engine's clock, and counts of tokens."""
+
+    arrival_time: float
+    first_token_time: float | None
+    finish_time: float | None
+    num_cached_tokens: int
+    num_preemptions: int
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token, in seconds."""
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """Where a request stands after a step, or in the end."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+    metrics: RequestMetrics
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None

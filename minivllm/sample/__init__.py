@@ -1,0 +1,1 @@
+"""Logits to token to text: sampling, streaming detokenisation, stop strings."""
