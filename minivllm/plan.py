@@ -15,7 +15,8 @@ class Row:
 
     `block_ids` is the block table after allocation: position p lives in slot
     `block_ids[p // block_size] * block_size + p % block_size`. `samples` are the sequences that draw a token from
-    the logits at the row's last position: none while tokens remain, itself, or all that fork from it.
+    the logits at the row's last position: none while tokens remain, itself, or all that fork from it. `copies` are the
+    block copies (source, destination) that make the row's table writable.
     """
 
     sequence: Sequence
@@ -23,6 +24,7 @@ class Row:
     num_tokens: int
     block_ids: list[int]
     samples: tuple[Sequence, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def stop(self) -> int:
@@ -36,11 +38,15 @@ class Row:
 
 @dataclass(slots=True)
 class StepPlan:
-    """Everything the runner needs for one forward pass. Block copies (source, destination) come before it."""
+    """Everything the runner needs for one forward pass."""
 
     step: int
     rows: list[Row] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def copies(self) -> list[tuple[int, int]]:
+        """Block copies (source, destination) to apply before the forward: read every source before writing any destination."""
+        return [pair for row in self.rows for pair in row.copies]
 
     @property
     def num_tokens(self) -> int:
@@ -69,6 +75,20 @@ class EventKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """What a replay needs to know of a request beside its prompt."""
+
+    n: int
+    max_tokens: int
+    priority: int
+    arrival_time: float
+    cache_salt: str
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    reads_cache: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TraceEvent:
     """One decision. Unused fields keep their defaults; `blocks` are physical block ids, `token_ids` only on inputs."""
 
@@ -81,6 +101,7 @@ class TraceEvent:
     tokens: int = 0
     reason: str = ""
     token_ids: tuple[int, ...] = ()
+    spec: RequestSpec | None = None
 
 
 Emit = Callable[..., None]

@@ -124,10 +124,10 @@ class Sequence:
     __slots__ = ("block_hashes", "finish_reason", "index", "logprobs", "num_computed", "output_token_ids",
                  "request", "stop_reason", "uid")  # fmt: skip
 
-    def __init__(self, request: Request, index: int, uid: int) -> None:
+    def __init__(self, request: Request, index: int) -> None:
         self.request = request
         self.index = index  # 0 .. n - 1 within the request
-        self.uid = uid  # unique in the engine's life
+        self.uid = -1  # unique in the engine's life: set by the scheduler
         self.output_token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.block_hashes: list[bytes] = []
@@ -190,7 +190,6 @@ class Request:
         params: SamplingParams,
         *,
         max_tokens: int,
-        uid: int = 0,
         priority: int = 0,
         arrival_time: float = 0.0,
         cache_salt: str = "",
@@ -206,7 +205,7 @@ class Request:
         self.cache_salt = cache_salt
         self.status = Status.WAITING
         self.forked = params.n == 1
-        self.sequences = [Sequence(self, i, uid + i) for i in range(params.n)]
+        self.sequences = [Sequence(self, i) for i in range(params.n)]
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.num_cached_tokens = 0
         self.num_preemptions = 0

@@ -1,0 +1,199 @@
+"""The KV cache manager: which sequence holds which blocks, and the order of operations that keeps sharing safe.
+
+Source of the order: vLLM 0.32 `v1/core/kv_cache_manager.py:KVCacheManager.allocate_slots`. Left out: sliding windows,
+remote loads, draft tokens. Added: forks, with copy on write (`allocate` returns the copies to run before the forward).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from minivllm.config import EngineConfig
+from minivllm.kv.block_pool import Block, BlockPool
+from minivllm.kv.block_table import BlockTable
+from minivllm.kv.prefix import extend_hashes, longest_hit
+from minivllm.plan import Emit, EventKind, ignore_events
+from minivllm.request import Request, Sequence
+
+
+@dataclass(slots=True)
+class CacheStats:
+    """Prefix-cache tokens asked for and found, counted at admission."""
+
+    queries: int = 0
+    hits: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.queries if self.queries else 0.0
+
+
+class KVCacheManager:
+    """Block tables of all live sequences over one pool."""
+
+    def __init__(self, config: EngineConfig, num_blocks: int, emit: Emit = ignore_events) -> None:
+        self.block_size = config.block_size
+        self.publish_at = config.publish_at
+        self.leaf_first = config.free_order == "leaf_first"
+        self.pool = BlockPool(
+            num_blocks, caching=config.enable_prefix_caching, lifo_unhashed=config.lifo_unhashed, emit=emit
+        )
+        self.watermark_blocks = int(config.watermark * self.pool.num_usable)
+        self.tables: dict[int, BlockTable] = {}
+        self.stats = CacheStats()
+        self._emit = emit
+
+    # lookup and admission
+
+    def lookup(self, sequence: Sequence, num_tokens: int) -> list[Block]:
+        """Cached blocks that the first `num_tokens` tokens of a sequence can start from. No side effects.
+
+        None when caching is off, or when the request wants logprobs of its prompt: those need every position computed.
+        """
+        if not self._reads_cache(sequence):
+            return []
+        return longest_hit(self.hashes(sequence), num_tokens, self.block_size, self.pool)
+
+    def hashes(self, sequence: Sequence) -> list[bytes]:
+        """The sequence's block hashes, brought up to date with its tokens."""
+        if sequence.num_tokens // self.block_size > len(sequence.block_hashes):
+            tokens = sequence.tokens(0, sequence.num_tokens)
+            extend_hashes(sequence.block_hashes, tokens, self.block_size, sequence.request.cache_salt)
+        return sequence.block_hashes
+
+    def record_lookup(self, sequence: Sequence, num_hit: int) -> None:
+        """Count an admission in the hit statistics, unless it could not read the cache."""
+        if self._reads_cache(sequence):
+            self.stats.queries += sequence.num_tokens
+            self.stats.hits += num_hit
+
+    def _reads_cache(self, sequence: Sequence) -> bool:
+        return self.pool.caching and sequence.request.params.prompt_logprobs is None
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """How many blocks hold `num_tokens` tokens: the quotient rounded up."""
+        return -(-num_tokens // self.block_size)
+
+    def blocks_of_request(self, request: Request, num_tokens: Seq[int]) -> int:
+        """Blocks that a request holds when its live sequences have `num_tokens` tokens each, sharing the full prompt blocks."""
+        shared = len(request.prompt_token_ids) // self.block_size if len(num_tokens) > 1 else 0
+        return shared + sum(self.blocks_for(n) - shared for n in num_tokens)
+
+    def fits_whole(self, request: Request, hits: Seq[Block], *, watermark: bool) -> bool:
+        """Whether every known token of a request fits now: the admission gate (vLLM: `scheduler_reserve_full_isl`).
+
+        Hit blocks that nobody holds are in the free list and leave it when touched, so they count as needed.
+        """
+        total = self.blocks_of_request(request, [max(s.num_tokens, 1) for s in request.live])
+        needed = total - len(hits) + _num_idle(hits)
+        return needed + (self.watermark_blocks if watermark else 0) <= self.pool.num_free
+
+    # allocation
+
+    def allocate(
+        self, sequence: Sequence, num_new: int, hits: Seq[Block] = (), *, watermark: bool = False
+    ) -> list[tuple[int, int]] | None:
+        """Make room for tokens `num_computed .. num_computed + num_new - 1`; `hits` only for a sequence without blocks.
+
+        Returns the block copies to run before the forward (usually none), or None if the blocks don't suffice: then
+        nothing has changed. In this order: count what is needed, idle hits included; give up or touch the hits; allocate;
+        copy a tail that may not be written; publish the blocks that this step fills.
+        """
+        table = self.tables.get(sequence.uid, BlockTable())
+        computed = sequence.num_computed + len(hits) * self.block_size
+        growth = self.blocks_for(computed + num_new) - len(table.blocks) - len(hits)
+        tail = self._tail_to_copy(table, computed)
+        needed = max(growth, 0) + (tail is not None)
+        if needed + _num_idle(hits) + (self.watermark_blocks if watermark else 0) > self.pool.num_free:
+            return None
+        self.pool.touch(hits)
+        fresh = self.pool.allocate(needed)
+        copies = [table.copy_on_write(tail, fresh.pop(), self.pool)] if tail is not None else []
+        table.blocks += [*hits, *fresh]
+        table.num_published += len(hits)
+        self.tables[sequence.uid] = table
+        self._report(sequence, hits, fresh, copies)
+        if self.publish_at == "schedule":
+            self.publish(sequence, computed + num_new)
+        return copies
+
+    def _tail_to_copy(self, table: BlockTable, computed: int) -> int | None:
+        """Index of the partly full block that the next token goes into, if it may not be written in place."""
+        index, offset = divmod(computed, self.block_size)
+        return index if offset and index < len(table.blocks) and table.needs_copy(index) else None
+
+    def _report(self, sequence: Sequence, hits: Seq[Block], fresh: Seq[Block], copies: Seq[tuple[int, int]]) -> None:
+        who = {"request": sequence.request.id, "sequence": sequence.index}
+        if hits:
+            self._emit(EventKind.HIT, **who, blocks=_ids(hits), tokens=len(hits) * self.block_size)
+        if fresh:
+            self._emit(EventKind.ALLOCATED, **who, blocks=_ids(fresh))
+        for pair in copies:
+            self._emit(EventKind.COPIED, **who, blocks=pair)
+
+    def publish(self, sequence: Sequence, num_tokens: int) -> None:
+        """Publish the sequence's full blocks below `num_tokens` that were not offered yet."""
+        table = self.tables[sequence.uid]
+        full = min(num_tokens, sequence.num_tokens) // self.block_size
+        if not self.pool.caching or full <= table.num_published:
+            return
+        hashes = self.hashes(sequence)
+        for i in range(table.num_published, full):
+            if table.blocks[i].hash is None:  # a forked sibling may have published the block they share
+                self.pool.publish(table.blocks[i], hashes[i])
+        table.num_published = full
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """Take back the hashes of blocks whose KV will not be written after all: the sequence leaves the step it was planned in."""
+        table = self.tables[sequence.uid]
+        written = sequence.num_computed // self.block_size
+        for block in table.blocks[written : table.num_published]:
+            if block.hash is not None:
+                self.pool.withdraw(block)
+        table.num_published = min(table.num_published, written)
+
+    # sharing and release
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let `child` share all blocks of `parent`, and start from what the parent has computed."""
+        self.tables[child.uid] = self.tables[parent.uid].fork(self.pool)
+        child.num_computed = parent.num_computed
+        child.block_hashes[:] = parent.block_hashes[: child.num_computed // self.block_size]
+        self._emit(
+            EventKind.FORKED, request=child.request.id, sequence=child.index, blocks=tuple(self.block_ids(child))
+        )
+
+    def free(self, sequence: Sequence) -> None:
+        """Give up a sequence's references, its last block first, so that a prefix outlives what hangs on it (leaf first)."""
+        table = self.tables.pop(sequence.uid, None)
+        if table is None:
+            return
+        blocks = table.blocks[::-1] if self.leaf_first else table.blocks
+        self.pool.free(blocks)
+        if blocks:
+            self._emit(EventKind.FREED, request=sequence.request.id, sequence=sequence.index, blocks=_ids(blocks))
+
+    def block_ids(self, sequence: Sequence) -> list[int]:
+        """Physical block ids of a sequence's table, in token order."""
+        return self.tables[sequence.uid].ids
+
+    def integrity(self) -> None:
+        """Raise `AssertionError` unless every reference in the pool is accounted for by a table."""
+        self.pool.integrity()
+        held: dict[int, int] = {}
+        for table in self.tables.values():
+            for block in table.blocks:
+                held[block.id] = held.get(block.id, 0) + 1
+        for block in self.pool.blocks[1:]:
+            assert block.ref_count == held.get(block.id, 0), (
+                f"block {block.id}: {block.ref_count} references, {held.get(block.id, 0)} tables"
+            )
+
+
+def _ids(blocks: Seq[Block]) -> tuple[int, ...]:
+    return tuple(block.id for block in blocks)
+
+
+def _num_idle(blocks: Seq[Block]) -> int:
+    return sum(block.ref_count == 0 for block in blocks)

@@ -1,0 +1,332 @@
+"""Who runs in the next step, with how many tokens, in which blocks.
+
+There is no prefill phase and no decode phase. A sequence knows some tokens and has computed some; one token budget a
+step is handed out so that computed catches up with known. Chunked prefill, decode and the recomputation after a
+preemption are the same operation with different deficits. Running requests come first, then waiting ones; a step that
+had to preempt admits nobody.
+
+Source: vLLM 0.32 `v1/core/sched/scheduler.py:Scheduler.schedule` (966 lines; left out: encoder inputs, LoRA, remote KV,
+pipeline stagger, draft tokens). Different by decision: the request with all its sequences is the unit of admission and
+preemption, because its sequences share blocks that only exist while they are together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
+
+from minivllm.config import ConfigError, EngineConfig, RequestError
+from minivllm.kv.block_pool import Block
+from minivllm.kv.manager import KVCacheManager
+from minivllm.plan import EventKind, Row, StepPlan
+from minivllm.request import FinishReason, Request, SampledToken, Sequence, Status
+from minivllm.sched.policy import make_queue, pick_victim
+from minivllm.sched.trace import Recorder, spec_of
+
+
+@dataclass(slots=True)
+class Step:
+    """A step in the making: the plan, the budget that is left, and whether anybody had to leave."""
+
+    plan: StepPlan
+    budget: int
+    preempted: bool = False
+
+
+class Scheduler:
+    """Hands out one token budget a step over running and waiting requests.
+
+    `num_blocks` counts the null block; `max_model_len` is in tokens, prompt and output together.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        num_blocks: int,
+        max_model_len: int,
+        eos_token_ids: Iterable[int] = (),
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.config = config
+        self.max_model_len = max_model_len
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.recorder = recorder or Recorder()
+        self.kv = KVCacheManager(config, num_blocks, self.recorder.emit)
+        self.waiting = make_queue(config.policy)
+        self.running: list[Request] = []
+        self.requests: dict[str, Request] = {}
+        self.num_preemptions = 0
+        self._uids = count()
+        self._check_config()
+
+    def _check_config(self) -> None:
+        needed, usable = self.kv.blocks_for(self.max_model_len), self.kv.pool.num_usable
+        if needed > usable:
+            raise ConfigError(
+                "num_kv_blocks",
+                usable + 1,
+                f"one request of max_model_len={self.max_model_len} needs {needed} blocks of {self.config.block_size} tokens,"
+                f" {usable} are usable; give more memory or set max_model_len to at most {usable * self.config.block_size}",
+            )
+        if not self.config.enable_chunked_prefill and self.config.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(
+                "max_num_batched_tokens",
+                self.config.max_num_batched_tokens,
+                f"without chunked prefill a prompt must fit one step: raise it to max_model_len={self.max_model_len},"
+                " lower max_model_len, or turn enable_chunked_prefill on",
+            )
+
+    # requests in and out
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises `RequestError` if it can never run: no other request notices."""
+        self._check_request(request)
+        for sequence in request.sequences:
+            sequence.uid = next(self._uids)
+        self.requests[request.id] = request
+        self.waiting.push(request)
+        self.recorder.emit(
+            EventKind.ADDED, request=request.id, token_ids=tuple(request.prompt_token_ids), spec=spec_of(request)
+        )
+
+    def _check_request(self, request: Request) -> None:
+        prompt = len(request.prompt_token_ids)
+        if request.id in self.requests:
+            raise RequestError("request_id", request.id, "is in use by an unfinished request")
+        if not prompt:
+            raise RequestError("prompt", [], "must hold at least one token")
+        if prompt + request.max_tokens > self.max_model_len:
+            raise RequestError(
+                "prompt",
+                f"{prompt} tokens",
+                f"prompt and max_tokens={request.max_tokens} exceed max_model_len={self.max_model_len}",
+            )
+        n = request.params.n
+        if n > self.config.max_num_seqs:
+            raise RequestError("n", n, f"must be at most max_num_seqs={self.config.max_num_seqs}")
+        # the last token drawn is never run, so it needs no slot
+        needed = self.kv.blocks_of_request(request, [prompt + request.max_tokens - 1] * n)
+        if needed > self.kv.pool.num_usable:
+            raise RequestError(
+                "n" if n > 1 else "max_tokens",
+                n if n > 1 else request.max_tokens,
+                f"{n} x ({prompt} prompt + {request.max_tokens} new) tokens can grow to {needed} blocks of"
+                f" {self.config.block_size}, {self.kv.pool.num_usable} are usable; shorten the request or give more KV memory",
+            )
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request at any moment; unknown or finished ids are ignored (the answer may have just been sent)."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        self.recorder.emit(EventKind.ABORTED, request=request_id)
+        for sequence in request.live:
+            self._finish(sequence, FinishReason.ABORT)
+
+    def stop(self, sequence: Sequence, reason: str) -> None:
+        """End a sequence because of a stop string, which is found outside: the scheduler knows no text."""
+        self.recorder.emit(EventKind.STOPPED, request=sequence.request.id, sequence=sequence.index, reason=reason)
+        sequence.stop_reason = reason
+        self._finish(sequence, FinishReason.STOP)
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self.requests)
+
+    # one step: schedule, then update with what was drawn
+
+    def schedule(self) -> StepPlan:
+        """Plan the next step. Counters advance at once, as if the plan had run already."""
+        self.recorder.step += 1
+        step = Step(StepPlan(self.recorder.step), self.config.max_num_batched_tokens)
+        self._schedule_running(step)
+        if not step.preempted:
+            self._schedule_waiting(step)
+        for row in step.plan.rows:
+            row.sequence.num_computed = row.stop
+            self.recorder.emit(
+                EventKind.SCHEDULED,
+                request=row.sequence.request.id,
+                sequence=row.sequence.index,
+                start=row.start,
+                tokens=row.num_tokens,
+            )
+        return step.plan
+
+    def _schedule_running(self, step: Step) -> None:
+        """Give every running sequence its deficit, in order of admission, as far as budget and blocks go."""
+        for request in list(self.running):
+            for sequence in _runnable(request):
+                if request.status is not Status.RUNNING:
+                    break  # preempted for the sake of an earlier one
+                num_new = self._share(step, _target(sequence) - sequence.num_computed)
+                if num_new == 0:
+                    continue  # not strictly first come, first served: others may still fit
+                copies = self._allocate_or_preempt(step, sequence, num_new)
+                if copies is None:
+                    return  # had to preempt itself: nobody behind it is tried
+                self._plan_row(step, sequence, num_new, copies)
+
+    def _share(self, step: Step, deficit: int) -> int:
+        """How much of a deficit this step may run: capped by budget and threshold; all or nothing without chunking."""
+        threshold = self.config.long_prefill_threshold
+        if threshold and len(self.requests) > 1:
+            deficit = min(deficit, threshold)
+        if deficit > step.budget:
+            return step.budget if self.config.enable_chunked_prefill else 0
+        return deficit
+
+    def _allocate_or_preempt(self, step: Step, sequence: Sequence, num_new: int) -> list[tuple[int, int]] | None:
+        """Find blocks for a running sequence, preempting victims until they suffice; None if it became one itself."""
+        while (copies := self.kv.allocate(sequence, num_new)) is None:
+            victim = pick_victim(self.running, self.config.policy)
+            self._preempt(step, victim)
+            if victim is sequence.request:
+                return None
+        return copies
+
+    def _preempt(self, step: Step, request: Request) -> None:
+        """Take all blocks of a request back; it waits again with nothing computed. What it published stays hittable."""
+        for row in [r for r in step.plan.rows if r.sequence.request is request]:
+            step.plan.rows.remove(row)
+            step.budget += row.num_tokens
+            self.kv.withdraw(row.sequence)  # those hashes promise KV that this step will not write
+        for sequence in request.live:
+            self.kv.free(sequence)
+            sequence.num_computed = 0
+        request.forked = len(request.live) == 1
+        request.status = Status.PREEMPTED
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self.running.remove(request)
+        self.waiting.push_back(request)
+        step.preempted = True
+        self.recorder.emit(EventKind.PREEMPTED, request=request.id)
+
+    def _schedule_waiting(self, step: Step) -> None:
+        """Admit waiting requests in order while they fit. The first that doesn't blocks those behind it: that is the fairness."""
+        if self.config.policy == "static" and self.running:
+            return
+        while self.waiting and step.budget:
+            request = self.waiting.peek()
+            reason = self._admit(step, request)
+            if reason:
+                self.recorder.emit(EventKind.REFUSED, request=request.id, reason=reason)
+                return
+
+    def _admit(self, step: Step, request: Request) -> str:
+        """Move the head of the queue to the running ones, with its first row; else say what is short."""
+        if sum(len(r.live) for r in self.running) + len(request.live) > self.config.max_num_seqs:
+            return "max_num_seqs"
+        trunk = request.live[0]
+        hits = self.kv.lookup(trunk, _target(trunk))
+        num_cached = len(hits) * self.config.block_size
+        num_new = self._share(step, _target(trunk) - num_cached)
+        if num_new == 0:
+            return "budget"
+        others_run = bool(self.running)
+        if self.config.reserve_full_prompt and not self.kv.fits_whole(request, hits, watermark=others_run):
+            return "blocks for the whole prompt"
+        copies = self.kv.allocate(trunk, num_new, hits, watermark=others_run)
+        if copies is None:
+            return "blocks"
+        self._start(request, trunk, hits)
+        self._plan_row(step, trunk, num_new, copies)
+        return ""
+
+    def _start(self, request: Request, trunk: Sequence, hits: list[Block]) -> None:
+        trunk.num_computed = len(hits) * self.config.block_size
+        if request.status is Status.WAITING:
+            request.num_cached_tokens = trunk.num_computed
+            self.kv.record_lookup(trunk, trunk.num_computed)
+        self.waiting.pop()
+        request.status = Status.RUNNING
+        self.running.append(request)
+
+    def _plan_row(self, step: Step, sequence: Sequence, num_new: int, copies: list[tuple[int, int]]) -> None:
+        start = sequence.num_computed
+        samples: tuple[Sequence, ...] = ()
+        if start + num_new == sequence.num_tokens:
+            samples = (sequence,)
+        if not sequence.request.forked:
+            fresh = not sequence.output_token_ids
+            samples = tuple(sequence.request.live) if samples and fresh else ()
+        step.plan.rows.append(Row(sequence, start, num_new, self.kv.block_ids(sequence), samples, tuple(copies)))
+        step.budget -= num_new
+
+    def update(self, plan: StepPlan, drawn: list[list[SampledToken]]) -> list[tuple[Sequence, SampledToken]]:
+        """Take in what a step drew: `drawn` has one list for each row with samples, in order. Returns what was appended.
+
+        Rows of requests that were aborted meanwhile are dropped.
+        """
+        appended: list[tuple[Sequence, SampledToken]] = []
+        tokens = iter(drawn)
+        for row in plan.rows:
+            row_tokens = next(tokens) if row.samples else []
+            if row.sequence.finished:
+                continue
+            if self.config.publish_at == "compute":
+                self.kv.publish(row.sequence, row.stop)
+            if not row.sequence.request.forked and row.stop == _target(row.sequence):
+                self._fork(row.sequence)
+            for sequence, token in zip(row.samples, row_tokens, strict=True):
+                self._append(sequence, token)
+                appended.append((sequence, token))
+        return appended
+
+    def _fork(self, trunk: Sequence) -> None:
+        """The prompt's KV is there: the request's other sequences start from it."""
+        for child in trunk.request.live:
+            if child is not trunk:
+                self.kv.fork(trunk, child)
+        trunk.request.forked = True
+
+    def _append(self, sequence: Sequence, token: SampledToken) -> None:
+        request = sequence.request
+        self.recorder.emit(EventKind.SAMPLED, request=request.id, sequence=sequence.index, token_ids=(token.token_id,))
+        sequence.output_token_ids.append(token.token_id)
+        if token.logprob is not None:
+            sequence.logprobs.append(token.logprob)
+        if not request.params.ignore_eos and token.token_id in self.eos_token_ids:
+            self._finish(sequence, FinishReason.STOP)
+        elif token.token_id in request.params.stop_token_ids:
+            sequence.stop_reason = token.token_id
+            self._finish(sequence, FinishReason.STOP)
+        elif len(sequence.output_token_ids) >= request.max_tokens:
+            self._finish(sequence, FinishReason.LENGTH)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End one sequence; with its last one the request ends too."""
+        sequence.finish_reason = reason
+        self.kv.free(sequence)
+        request = sequence.request
+        self.recorder.emit(EventKind.FINISHED, request=request.id, sequence=sequence.index, reason=str(reason))
+        if request.live:
+            return
+        if request.status is Status.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        request.status = Status.FINISHED
+        del self.requests[request.id]
+
+    def integrity(self) -> None:
+        """Raise `AssertionError` unless every request is in exactly one place and the cache's books balance."""
+        self.kv.integrity()
+        waiting = list(self.waiting)
+        assert {r.id for r in waiting} | {r.id for r in self.running} == set(self.requests), "a request is lost"
+        assert len(waiting) + len(self.running) == len(self.requests), "a request is in two places"
+        assert all(
+            s.num_computed == 0 and s.uid not in self.kv.tables for r in waiting for s in r.sequences if not s.finished
+        ), "a waiting request holds blocks"
+
+
+def _runnable(request: Request) -> list[Sequence]:
+    """The sequences that a step may run: only the trunk until the prompt's KV exists."""
+    return request.live if request.forked else request.live[:1]
+
+
+def _target(sequence: Sequence) -> int:
+    """How many tokens to compute before drawing or forking: the prompt for a trunk, else all that are known."""
+    return sequence.num_tokens if sequence.request.forked else sequence.num_prompt
