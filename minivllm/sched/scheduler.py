@@ -81,7 +81,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises `RequestError` if it can never run: no other request notices."""
-        self._check_request(request)
+        self.check(request)
         for sequence in request.sequences:
             sequence.uid = next(self._uids)
         self.requests[request.id] = request
@@ -90,7 +90,8 @@ class Scheduler:
             EventKind.ADDED, request=request.id, token_ids=tuple(request.prompt_token_ids), spec=spec_of(request)
         )
 
-    def _check_request(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
+        """Raise `RequestError`, with the arithmetic, unless this request can run to its end in an otherwise empty engine."""
         prompt = len(request.prompt_token_ids)
         if request.id in self.requests:
             raise RequestError("request_id", request.id, "is in use by an unfinished request")

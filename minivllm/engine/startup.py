@@ -1,0 +1,66 @@
+"""From a model's name to a running engine: find, load, size the KV cache, wire the parts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from minivllm.config import EngineConfig, ModelConfig
+from minivllm.engine.core import EngineCore
+from minivllm.engine.outputs import OutputProcessor
+from minivllm.models.decoder import Decoder
+from minivllm.models.fetch import resolve_model
+from minivllm.models.loader import load_model
+from minivllm.models.tokenizer import Tokenizer
+from minivllm.runner.kv_memory import KVMemory, plan_kv_memory
+from minivllm.runner.model_runner import ModelRunner, pick_dtype
+from minivllm.sample.logprobs import prompt_logprobs
+from minivllm.sample.sampler import Sampler
+from minivllm.sched.scheduler import Scheduler
+from minivllm.sched.trace import Recorder, TraceHeader
+
+
+@dataclass(slots=True)
+class Engine:
+    """A running engine and what it runs: everything `LLM` needs."""
+
+    core: EngineCore
+    tokenizer: Tokenizer
+    sampler: Sampler
+    model_config: ModelConfig
+    config: EngineConfig
+    kv_memory: KVMemory
+    max_model_len: int
+
+
+def start_engine(model: str | Path | None, config: EngineConfig) -> Engine:
+    """Load a model (None: the default one, fetched on first use) and build an engine around it.
+
+    Raises `ModelError` if the model can't be found or read and `ConfigError` if the configuration can't run it.
+    """
+    path = resolve_model(None if model is None else os.fspath(model))
+    dtype = pick_dtype(config)
+    loaded = load_model(path, dtype)
+    decoder = Decoder(loaded.config, loaded.weights, dtype=dtype, device=config.device)
+    return build_engine(decoder, loaded.tokenizer, config)
+
+
+def build_engine(decoder: Decoder, tokenizer: Tokenizer, config: EngineConfig) -> Engine:
+    """An engine around a decoder that is in memory already (tests and lessons: a tiny one with random weights)."""
+    model = decoder.config
+    memory = plan_kv_memory(config, model, decoder.dtype)
+    recorder = Recorder()
+    scheduler = Scheduler(config, memory.num_blocks, memory.max_model_len, tokenizer.eos_token_ids, recorder)
+    if config.trace_file:
+        header = TraceHeader(config, memory.num_blocks, memory.max_model_len, tuple(sorted(scheduler.eos_token_ids)))
+        recorder.write_to(config.trace_file, header)
+    sampler = Sampler(scheduler.eos_token_ids, model.vocab_size, config.seed)
+    core = EngineCore(
+        scheduler,
+        ModelRunner(decoder, config, memory.num_blocks),
+        sampler,
+        OutputProcessor(tokenizer.token_bytes, tokenizer.special_ids),
+        prompt_logprobs=prompt_logprobs,
+    )
+    return Engine(core, tokenizer, sampler, model, config, memory, memory.max_model_len)

@@ -1,0 +1,170 @@
+"""The front door: `LLM.generate`, `LLM.chat`, and `LLM.stream` for tokens as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Literal
+
+from minivllm.config import EngineConfig, RequestError
+from minivllm.engine.startup import Engine, start_engine
+from minivllm.models.chat import render_chat
+from minivllm.request import Request, RequestOutput, SamplingParams
+
+Prompt = str | list[int]
+Message = Mapping[str, str]
+
+
+class LLM:
+    """A model behind the engine. `model` is None (the default model), a GGUF file, a safetensors folder or a hub id.
+
+    All methods share one engine: requests of several callers run in the same batches.
+    """
+
+    def __init__(self, model: str | Path | None = None, config: EngineConfig | None = None, *, engine: Engine | None = None) -> None:
+        self.engine = engine or start_engine(model, config or EngineConfig())
+        self._ids = itertools.count()
+        self._stepper: asyncio.Task[None] | None = None
+        self._streams: set[asyncio.Queue[RequestOutput | BaseException]] = set()
+
+    @property
+    def tokenizer(self):  # type: ignore[no-untyped-def]
+        return self.engine.tokenizer
+
+    def request(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Request:
+        """Tokenise and check a prompt; raises `RequestError` if it is empty or leaves no room in the context."""
+        text = prompt if isinstance(prompt, str) else None
+        ids = self.engine.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check_tokens(ids, params)
+        room = self.engine.max_model_len - len(ids)
+        return Request(
+            f"r{next(self._ids)}",
+            ids,
+            params,
+            max_tokens=min(params.max_tokens or room, room),
+            priority=priority,
+            cache_salt=cache_salt,
+            prompt_text=text,
+        )
+
+    def _check_tokens(self, ids: list[int], params: SamplingParams) -> None:
+        longest = self.engine.max_model_len - 1
+        if not 1 <= len(ids) <= longest:
+            raise RequestError("prompt", f"{len(ids)} tokens", f"must have 1 to {longest} tokens to leave room for an answer")
+        vocab = self.engine.model_config.vocab_size
+        if not 0 <= min(ids) <= max(ids) < vocab:
+            raise RequestError("prompt", max(ids, key=abs), f"token ids must be in [0, {vocab})")
+        self.engine.sampler.check(params)
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        errors: Literal["raise", "return"] = "raise",
+        on_step: Callable[[int, int], None] | None = None,
+    ) -> list[RequestOutput | RequestError]:
+        """Answer all prompts, in one continuous batch; results in the order of the prompts.
+
+        A bad prompt raises `RequestError` before anything runs, or with `errors="return"` takes its place among the
+        results while the others run. `on_step(done, total)` is called after every step, for progress bars.
+        """
+        listed = _as_list(prompts)
+        each = list(params) if isinstance(params, Seq) else [params or SamplingParams()] * len(listed)
+        if len(each) != len(listed):
+            raise RequestError("params", f"{len(each)} given", f"must be one, or one for each of {len(listed)} prompts")
+        return self._run([self._attempt(p, q, errors) for p, q in zip(listed, each, strict=True)], on_step)
+
+    def chat(
+        self,
+        messages: Seq[Message] | Seq[Seq[Message]],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        **options: object,
+    ) -> list[RequestOutput | RequestError]:
+        """Answer one conversation or several, each a list of {"role", "content"}; options as in `generate`."""
+        several = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self.generate([self.chat_prompt(m) for m in several], params, **options)  # type: ignore[arg-type]
+
+    def chat_prompt(self, messages: Seq[Message]) -> str:
+        """The prompt that the model's chat template makes of a conversation."""
+        return render_chat(self.engine.tokenizer, messages)
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, cache_salt: str = ""
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield a `RequestOutput` after every step that brought this request tokens. Leaving the loop early aborts the request."""
+        request = self.request(prompt, params or SamplingParams(), priority=priority, cache_salt=cache_salt)
+        queue: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        core = self.engine.core
+        await asyncio.to_thread(core.add, request, lambda out: loop.call_soon_threadsafe(queue.put_nowait, out), stream=True)
+        self._step_in_background(queue)
+        try:
+            while True:
+                output = await queue.get()
+                if isinstance(output, BaseException):
+                    raise output
+                yield output
+                if output.finished:
+                    return
+        finally:
+            await asyncio.shield(asyncio.to_thread(core.abort, request.id))
+
+    def _step_in_background(self, queue: asyncio.Queue[RequestOutput | BaseException]) -> None:
+        """See to it that somebody steps the engine while requests are there; a failed step reaches every stream."""
+        self._streams.add(queue)
+        if self._stepper is None or self._stepper.done():
+            self._stepper = asyncio.create_task(self._step_until_idle())
+
+    async def _step_until_idle(self) -> None:
+        try:
+            while self.engine.core.has_requests:
+                await asyncio.to_thread(self.engine.core.step)
+        except BaseException as error:
+            for queue in self._streams:
+                queue.put_nowait(error)
+            raise
+        finally:
+            self._streams.clear()
+
+    # offline runs
+
+    def _attempt(self, prompt: Prompt, params: SamplingParams, errors: str) -> Request | RequestError:
+        try:
+            request = self.request(prompt, params)
+            self.engine.core.scheduler.check(request)
+        except RequestError as error:
+            if errors == "raise":
+                raise
+            return error
+        return request
+
+    def _run(
+        self, requests: list[Request | RequestError], on_step: Callable[[int, int], None] | None
+    ) -> list[RequestOutput | RequestError]:
+        """Step until all requests are done. Interrupted, it aborts what it started and leaves the engine usable."""
+        results: dict[str, RequestOutput] = {}
+        started = [r for r in requests if isinstance(r, Request)]
+        core = self.engine.core
+        try:
+            for request in started:
+                core.add(request, lambda output: results.__setitem__(output.request_id, output))
+            while len(results) < len(started):
+                core.step()
+                if on_step is not None:
+                    on_step(len(results), len(started))
+        finally:
+            for request in started:
+                if request.id not in results:
+                    core.abort(request.id)
+        return [results[r.id] if isinstance(r, Request) else r for r in requests]
+
+
+def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+    """One prompt is a string or a list of token ids; several are a list of those."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
