@@ -55,23 +55,23 @@ class OffsetDetokenizer:
         ids:   . . . . . | context | unread
                      _prefix     _read
 
-    `decode(context)` has been returned, `decode(context + unread)` minus it is new. While that ends in U+FFFD it may end
-    inside a character: wait for the next token. When it doesn't, return it; then unread becomes the new context.
+    What `decode(context + unread)` adds to `decode(context)` is new. While it ends in U+FFFD it may end inside a
+    character: wait for the next token. When it doesn't, return it; then unread becomes the context.
 
-    Contract, with `full` = `decode` of all ids pushed, less `decode(context)` in front if one was given, for a `decode`
-    that turns bytes into text as UTF-8 with U+FFFD for what is invalid, each token having at least one byte:
+    Contract, with `full` = `decode` of all ids pushed (with `context`: what they add to it), for a `decode` that turns
+    bytes into text as UTF-8, with U+FFFD for what is invalid:
 
     * what `push` returned, joined, is always a prefix of `full`; with what `finish` returns it is `full`;
     * what has been returned is never taken back, and holds no U+FFFD that `full` lacks;
-    * the window is bounded: a model may well emit invalid bytes for ever, or tokens that all end inside a character.
-      After `window` unread tokens everything is returned but the last U+FFFD, the only one that can still change (an
-      unfinished character decodes to a single one), and the context moves on without waiting for a clean end. vLLM
-      waits however long it takes, decoding more and more;
+    * waiting ends: a model may emit invalid bytes for ever, or tokens that all end inside a character. When more than
+      `window` tokens are unread, all is returned but the last U+FFFD, the only one that can still change (an unfinished
+      character decodes to a single one). vLLM waits however long it takes, and decodes more each time;
+    * hence a `push` decodes at most 2 `window` + 2 tokens, if each has at least one byte;
     * tokens in `skip_ids` count as absent.
 
-    `context` are ids that come before the first one, ending on a character; of them the last `window` are used. With
-    them the first word keeps its leading space. `window` (tokens, at least 4) trades waiting for cost: a `push` decodes
-    about 3 `window` tokens at most.
+    `context` are ids that come before the first one, ending on a character; the last `window` of them are used. With
+    them the first word keeps its leading space. `window` is at least 4: decoders of byte-fallback tokens (Llama 2) give
+    U+FFFD for each byte of a run until the run is valid, so a character's worth of them must be waited for.
     """
 
     def __init__(
@@ -97,30 +97,25 @@ class OffsetDetokenizer:
         self._ids.append(token_id)
         text = self.decode(self._ids[self._prefix :])
         if not text.endswith(REPLACEMENT):
-            return self._release(text, len(text), context_from=self._read)
+            return self._release(text, len(text))
         if len(self._ids) - self._read > self.window:
-            return self._release(text, len(text) - 1, context_from=self._cut())
+            return self._release(text, len(text) - 1)
         return ""
 
     def finish(self) -> str:
         """Return what is still held back, U+FFFD at its end included. Call it last."""
         return self.decode(self._ids[self._prefix :])[self._sent :]
 
-    def _release(self, text: str, end: int, context_from: int) -> str:
-        """Return `text[_sent:end]`, all that follows staying held back, and make a new context of the ids from an offset."""
+    def _release(self, text: str, end: int) -> str:
+        """Return `text[_sent:end]`, the rest staying held back, and make the unread ids the context.
+
+        If there is something to return, a character that is held back began among the unread: before them, it would have
+        been held back by the last release, and everything in front of it returned then. So the new context ends as
+        the old one did. It may begin inside a character; what that is garbled to is old, and only counted.
+        """
         if end <= self._sent:
             return ""
         delta, held = text[self._sent : end], len(text) - end
-        self._prefix, self._read = context_from, len(self._ids)
-        self._sent = len(self.decode(self._ids[context_from:])) - held
+        self._sent = len(self.decode(self._ids[self._read :])) - held
+        self._prefix, self._read = self._read, len(self._ids)
         return delta
-
-    def _cut(self) -> int:
-        """Where a new context may begin although the text doesn't end on a character.
-
-        The context must hold the first byte of the unfinished character; then the text's end is decoded the same, and
-        garbled characters at the context's start are old and only counted. At most 2 bytes can follow a first byte
-        without finishing the character, so a decoding of 3 characters has it.
-        """
-        start = max(self._prefix, len(self._ids) - 2 * self.window)
-        return start if len(self.decode(self._ids[start:])) >= 3 else self._prefix

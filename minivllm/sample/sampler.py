@@ -196,8 +196,8 @@ def truncate(
     """`weights` [V] with 0 in place of each token that must not be drawn; the largest weight given is 1.
 
     Each step sees what the one before left: `min_p` keeps tokens at least `min_p` times as likely as the most likely
-    (Nguyen et al., "Turning up the heat: min-p sampling", 2024), `top_k` (0: off) the k most likely, `top_p` the nucleus. Tokens rank by
-    their logit, equal ones by id. The first in rank survives everything.
+    (Nguyen et al., "Turning up the heat: min-p sampling", 2024), `top_k` (0: off) the k most likely, `top_p` the
+    nucleus. Tokens rank by their logit, equal ones by id. The first in rank survives everything.
     """
     if min_p:
         weights = np.where(weights >= min_p, weights, 0)

@@ -65,7 +65,7 @@ class StopChecker:
 
     def _growing(self, text: str) -> int:
         """Length of the longest end of `text` that is the beginning of a stop string, and not all of it."""
-        longest = max(map(len, self.stop), default=1) - 1
+        longest = max(map(len, self.stop), default=0)
         for length in range(min(longest, len(text)), 0, -1):
             end = text[-length:]
             if any(len(stop) > length and stop.startswith(end) for stop in self.stop):

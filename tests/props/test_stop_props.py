@@ -67,12 +67,12 @@ def test_shown_and_held_are_all_the_text_until_a_match(stop, pieces, include):
         assert shown + checker.held == fed
 
 
-@given(stops, pieces_of_text)
-def test_held_is_exactly_the_longest_end_that_may_become_a_match(stop, pieces):
+@given(stops, pieces_of_text, st.integers(0, 5))
+def test_held_is_exactly_the_longest_end_that_may_become_a_match(stop, pieces, inactive):
     checker, fed = StopChecker(stop), ""
-    for piece in pieces:
+    for i, piece in enumerate(pieces):
         fed += piece
-        if checker.feed(piece)[1] is not None:
+        if checker.feed(piece, active=i >= inactive)[1] is not None:
             break
         beginnings = {string[:n] for string in stop for n in range(len(string))}
         assert checker.held == max((b for b in beginnings if fed.endswith(b)), key=len, default="")

@@ -52,6 +52,13 @@ def test_skipped_tokens_leave_no_trace_even_inside_a_character(build):
     assert stream(build(vocab, skip_ids=frozenset({1})), [0, 1, 2]) == (["", "", "é"], "")
 
 
+@pytest.mark.parametrize("build", [by_bytes, by_offsets])
+def test_empty_tokens_do_not_push_an_unfinished_character_out_of_the_window(build):
+    vocab = [b"\xff", "世".encode()[:1], b"", "世".encode()[1:]]
+    shown, rest = stream(build(vocab), [0, 1, *[2] * 20, 3])
+    assert "".join(shown) + rest == "\ufffd世"
+
+
 def test_a_new_detokenizer_has_nothing_to_finish():
     assert by_bytes([]).finish() == by_offsets([]).finish() == ""
 
@@ -71,7 +78,7 @@ def test_offsets_do_not_wait_for_a_clean_end_that_never_comes(vocab):
     full = (vocab[0] * 500).decode(errors="replace")
     assert shown + detokenizer.finish() == full
     assert len(full) - len(shown) <= 2 * 7
-    assert max(lengths) <= 3 * 6 + 1
+    assert max(lengths) <= 2 * 6 + 2
 
 
 def sentencepiece_decode(ids):
@@ -85,6 +92,20 @@ def test_offsets_keep_spaces_that_a_tokenizer_drops_at_the_start():
 
 def test_offsets_keep_the_first_space_after_a_context():
     assert stream(OffsetDetokenizer(sentencepiece_decode, context=[0] * 20), [1, 2]) == ([" cat", "s"], "")
+
+
+def byte_fallback_decode(ids):
+    """As Llama 2's: a run of byte tokens is a text if it is valid as a whole, else U+FFFD for each byte."""
+    data = bytes("é😀".encode()[i] for i in ids)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "\ufffd" * len(data)
+
+
+def test_offsets_wait_out_a_character_that_decodes_to_several_replacements():
+    detokenizer = OffsetDetokenizer(byte_fallback_decode, window=4)
+    assert stream(detokenizer, range(6)) == (["", "é", "", "", "", "😀"], "")
 
 
 def test_a_window_too_small_to_hold_a_character_is_refused():

@@ -136,6 +136,11 @@ class TestTruncation:
     def test_top_p_is_content_with_exactly_p(self):
         assert self.kept([0.0, 0.0, 0.0, 0.0], top_p=0.5) == [0, 1]
 
+    def test_top_p_takes_the_lower_ids_of_many_equals_beside_near_equals(self):
+        # all weigh nearly the same, so 1001 + 500 of 2002 tokens are kept; all but the first and last share a bin
+        logits = [5e-5] + [2e-9, 1e-9] * 1000 + [0.0]
+        assert self.kept(logits, top_p=1500.5 / 2002) == sorted([0, *range(1, 2001, 2), *range(2, 1002, 2)])
+
     def test_top_p_keeps_the_most_likely_token_however_small_p_is(self):
         assert self.kept(log(*self.PROBABILITIES), top_p=1e-9) == [1]
 
@@ -279,6 +284,12 @@ class TestLogprobs:
         assert drawn.logprob.rank == 3
         assert [token for token, _ in drawn.logprob.top] == [1, 2]
         assert [value for _, value in drawn.logprob.top] == pytest.approx(log(0.6, 0.3))
+
+    def test_are_those_of_each_one_s_own_row(self):
+        no, one, two = request(temperature=0), request(temperature=0, logprobs=1), request(temperature=0, logprobs=2)
+        drawn = sample([log(0.2, 0.8), log(0.7, 0.3), log(0.1, 0.9), log(0.6, 0.4)], no, one, two, one)
+        assert [d.logprob and round(math.exp(d.logprob.logprob), 5) for d in drawn] == [None, 0.7, 0.9, 0.6]
+        assert [d.logprob and len(d.logprob.top) for d in drawn] == [None, 1, 2, 1]
 
     def test_come_only_to_those_who_ask(self):
         asks, does_not = sample([[0, 1], [0, 1]], request(logprobs=0), request())
