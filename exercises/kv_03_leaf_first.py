@@ -1,0 +1,75 @@
+"""kv-03 · Evict leaves first · chapter 6 · about 25 minutes · 25 points
+
+Replace each `raise NotImplementedError`. Signature and docstring are the contract; everything that they allow is right.
+Add helpers and imports as you like; keep the names and the @solves marks.
+
+    4  blocks leave in the order they came, head first
+    4  a block can be taken from anywhere, once
+    5  no operation looks at all the blocks
+    5  a sequence gives up its blocks last one first
+    4  every cached block can still be hit, whatever was evicted
+    3  for any calls the list is the one that a plain Python list gives
+
+Grade it:  python -m minivllm.course.grade kv-03          (--hint for the next hint)
+Run it:    python -m minivllm generate "Hello" --with exercises/kv_03_leaf_first.py
+"""
+# cut from the engine: 8a718129b88fb05b
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from minivllm.course import solves
+from minivllm.kv.block_pool import Block, OutOfBlocks
+from minivllm.plan import EventKind
+from minivllm.request import Sequence
+
+
+@solves("minivllm.kv.block_pool:FreeList")
+class FreeList:
+    """A doubly linked list threaded through the blocks themselves: every operation is O(1), also from the middle.
+
+    The head is the next block to hand out. Source: vLLM 0.32 `v1/core/kv_cache_utils.py:FreeKVCacheBlockQueue`.
+    """
+
+    def __init__(self) -> None:
+        raise NotImplementedError("kv-03: FreeList.__init__")
+
+    def __len__(self) -> int:
+        raise NotImplementedError("kv-03: FreeList.__len__")
+
+    def __iter__(self) -> Iterator[Block]:
+        raise NotImplementedError("kv-03: FreeList.__iter__")
+
+    def pop_head(self) -> Block:
+        """Remove and return the head; `OutOfBlocks` if the list is empty."""
+        raise NotImplementedError("kv-03: FreeList.pop_head")
+
+    def remove(self, block: Block) -> None:
+        """Unlink a block from wherever it is; `ValueError` if it is not in the list."""
+        raise NotImplementedError("kv-03: FreeList.remove")
+
+    def append(self, block: Block) -> None:
+        """Put a block at the tail: handed out last."""
+        raise NotImplementedError("kv-03: FreeList.append")
+
+    def prepend(self, block: Block) -> None:
+        """Put a block at the head: handed out next."""
+        raise NotImplementedError("kv-03: FreeList.prepend")
+
+
+class KVCacheManager:
+    """Block tables of all live sequences over one pool."""
+
+    # The rest of this class is the engine's, in minivllm/kv/manager.py; your methods join it there. It has
+    # block_size, publish_at, leaf_first, pool, watermark_blocks, tables, stats; lookup(sequence: Sequence,
+    # num_tokens: int), hashes(sequence: Sequence), record_lookup(sequence: Sequence, num_hit: int),
+    # blocks_for(num_tokens: int), blocks_of_request(request: Request, num_tokens: Seq[int]), fits_whole(request:
+    # Request, hits: Seq[Block], *, watermark: bool), allocate(sequence: Sequence, num_new: int, hits: Seq[Block]=(),
+    # *, watermark: bool=False), publish(sequence: Sequence, num_tokens: int), withdraw(sequence: Sequence),
+    # fork(parent: Sequence, child: Sequence), block_ids(sequence: Sequence), integrity().
+
+    @solves("minivllm.kv.manager:KVCacheManager.free")
+    def free(self, sequence: Sequence) -> None:
+        """Give up a sequence's references, its last block first, so that a prefix outlives what hangs on it (leaf first)."""
+        raise NotImplementedError("kv-03: KVCacheManager.free")

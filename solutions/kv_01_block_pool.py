@@ -1,0 +1,69 @@
+"""kv-01 · The block pool: allocate, share, free: the engine's own answer, cut from it. Do not edit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from minivllm.course import solves
+from minivllm.kv.block_pool import NULL_BLOCK, Block, OutOfBlocks
+from minivllm.plan import EventKind
+
+
+class BlockPool:
+    """`num_blocks` physical blocks, of which one is the null block and the rest are usable.
+
+    With `caching` off no block is ever published. `lifo_unhashed` puts freed blocks that carry no hash at the head of
+    the free list (re-used at once: they can never be hit), as the leading engine does since 2026; off, they queue at the tail.
+    """
+
+    # The rest of this class is the engine's, in minivllm/kv/block_pool.py; your methods join it there. It has blocks,
+    # caching, lifo_unhashed, free_list, published, num_usable, num_free, usage; publish(block: Block, block_hash:
+    # bytes), withdraw(block: Block, kind: EventKind=EventKind.WITHDRAWN), find(block_hash: bytes),
+    # reset_prefix_cache(), integrity().
+
+    @solves("minivllm.kv.block_pool:BlockPool.allocate")
+    def allocate(self, n: int) -> list[Block]:
+        """Take `n` blocks from the head of the free list, each with one reference and no hash.
+
+        All or nothing: raises `OutOfBlocks`, with nothing changed, if fewer than `n` are free. A block that was still
+        published is evicted: its hash leaves the index, so that nobody can hit content that is about to be overwritten.
+        """
+        if n > self.num_free:
+            raise OutOfBlocks(f"{n} blocks asked for, {self.num_free} of {self.num_usable} are free")
+        taken = [self.free_list.pop_head() for _ in range(n)]
+        for block in taken:
+            if block.hash is not None:
+                self.withdraw(block, EventKind.EVICTED)
+            block.ref_count = 1
+        return taken
+
+    @solves("minivllm.kv.block_pool:BlockPool.touch")
+    def touch(self, blocks: Iterable[Block]) -> None:
+        """Add one reference to each block; one that was free leaves the free list, wherever in it it stood."""
+        for block in blocks:
+            if block.id == NULL_BLOCK:
+                continue
+            if block.ref_count == 0:
+                self.free_list.remove(block)
+            block.ref_count += 1
+
+    @solves("minivllm.kv.block_pool:BlockPool.free")
+    def free(self, blocks: Iterable[Block]) -> None:
+        """Drop one reference from each block, in the order given; those without a holder return to the free list.
+
+        Hashed blocks go to the tail one after the other (so the first given is evicted first among them); unhashed ones
+        go to the head as a group, in the order given. Raises `ValueError`, with nothing changed, when a block would
+        lose more references than it has.
+        """
+        ordered = [block for block in blocks if block.id != NULL_BLOCK]
+        self._check_references(ordered)
+        unhashed = []
+        for block in ordered:
+            block.ref_count -= 1
+            if block.ref_count == 0:
+                if block.hash is None and self.lifo_unhashed:
+                    unhashed.append(block)
+                else:
+                    self.free_list.append(block)
+        for block in reversed(unhashed):
+            self.free_list.prepend(block)

@@ -1,0 +1,53 @@
+"""kv-02 · The longest cached prefix: the engine's own answer, cut from it. Do not edit."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence as Seq
+
+from minivllm.course import solves
+from minivllm.kv.block_pool import Block
+from minivllm.kv.prefix import ROOT_HASH, Index
+
+
+@solves("minivllm.kv.prefix:hash_block")
+def hash_block(parent: bytes, token_ids: Seq[int], salt: str = "") -> bytes:
+    """The 32-byte identity of one full block: SHA-256 over parent hash, salt and token ids.
+
+    Every part has a fixed or stated length, so that no two inputs give the same bytes: the parent's 32 bytes, the salt
+    preceded by its length, then each token as 8 bytes. Pass the salt only for a sequence's first block: the chain carries it on.
+    """
+    secret = salt.encode()
+    digest = hashlib.sha256(parent)
+    digest.update(len(secret).to_bytes(4, "big") + secret)
+    digest.update(array("q", token_ids).tobytes())
+    return digest.digest()
+
+
+@solves("minivllm.kv.prefix:extend_hashes")
+def extend_hashes(hashes: list[bytes], token_ids: Seq[int], block_size: int, salt: str = "") -> None:
+    """Append the hashes of all full blocks of `token_ids` that `hashes` does not cover yet, in place.
+
+    `token_ids` are all tokens of the sequence from position 0. A partial last block gets no hash: its content still
+    changes. Called after every new token it costs nothing until a block fills.
+    """
+    for i in range(len(hashes), len(token_ids) // block_size):
+        parent = hashes[-1] if hashes else ROOT_HASH
+        hashes.append(hash_block(parent, token_ids[i * block_size : (i + 1) * block_size], "" if i else salt))
+
+
+@solves("minivllm.kv.prefix:longest_hit")
+def longest_hit(hashes: Seq[bytes], num_tokens: int, block_size: int, index: Index) -> list[Block]:
+    """The blocks of the longest cached prefix, in order; takes no references and changes nothing.
+
+    At most `num_tokens - 1` tokens may come from the cache (the last-token rule: somebody has to compute logits), and
+    hits are whole blocks, so a prompt that is cached completely computes its entire last block again.
+    """
+    hits: list[Block] = []
+    for block_hash in hashes[: max(num_tokens - 1, 0) // block_size]:
+        block = index.find(block_hash)
+        if block is None:
+            break
+        hits.append(block)
+    return hits

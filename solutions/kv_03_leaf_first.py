@@ -1,0 +1,89 @@
+"""kv-03 · Evict leaves first: the engine's own answer, cut from it. Do not edit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from minivllm.course import solves
+from minivllm.kv.block_pool import Block, OutOfBlocks
+from minivllm.kv.manager import _ids
+from minivllm.plan import EventKind
+from minivllm.request import Sequence
+
+
+@solves("minivllm.kv.block_pool:FreeList")
+class FreeList:
+    """A doubly linked list threaded through the blocks themselves: every operation is O(1), also from the middle.
+
+    The head is the next block to hand out. Source: vLLM 0.32 `v1/core/kv_cache_utils.py:FreeKVCacheBlockQueue`.
+    """
+
+    def __init__(self) -> None:
+        self._ends = Block(-1)  # a sentinel: its `next` is the head, its `prev` the tail
+        self._ends.prev = self._ends.next = self._ends
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Block]:
+        block = self._ends.next
+        while block is not None and block is not self._ends:
+            yield block
+            block = block.next
+
+    def pop_head(self) -> Block:
+        """Remove and return the head; `OutOfBlocks` if the list is empty."""
+        head = self._ends.next
+        if head is None or head is self._ends:
+            raise OutOfBlocks("the free list is empty")
+        self.remove(head)
+        return head
+
+    def remove(self, block: Block) -> None:
+        """Unlink a block from wherever it is; `ValueError` if it is not in the list."""
+        if block.prev is None or block.next is None:
+            raise ValueError(f"block {block.id} is not in the free list")
+        block.prev.next, block.next.prev = block.next, block.prev
+        block.prev = block.next = None
+        self._size -= 1
+
+    def append(self, block: Block) -> None:
+        """Put a block at the tail: handed out last."""
+        self._insert(block, before=self._ends)
+
+    def prepend(self, block: Block) -> None:
+        """Put a block at the head: handed out next."""
+        assert self._ends.next is not None
+        self._insert(block, before=self._ends.next)
+
+    def _insert(self, block: Block, before: Block) -> None:
+        if block.prev is not None:
+            raise ValueError(f"block {block.id} is in the free list already")
+        assert before.prev is not None
+        block.prev, block.next = before.prev, before
+        before.prev.next = before.prev = block
+        self._size += 1
+
+
+class KVCacheManager:
+    """Block tables of all live sequences over one pool."""
+
+    # The rest of this class is the engine's, in minivllm/kv/manager.py; your methods join it there. It has
+    # block_size, publish_at, leaf_first, pool, watermark_blocks, tables, stats; lookup(sequence: Sequence,
+    # num_tokens: int), hashes(sequence: Sequence), record_lookup(sequence: Sequence, num_hit: int),
+    # blocks_for(num_tokens: int), blocks_of_request(request: Request, num_tokens: Seq[int]), fits_whole(request:
+    # Request, hits: Seq[Block], *, watermark: bool), allocate(sequence: Sequence, num_new: int, hits: Seq[Block]=(),
+    # *, watermark: bool=False), publish(sequence: Sequence, num_tokens: int), withdraw(sequence: Sequence),
+    # fork(parent: Sequence, child: Sequence), block_ids(sequence: Sequence), integrity().
+
+    @solves("minivllm.kv.manager:KVCacheManager.free")
+    def free(self, sequence: Sequence) -> None:
+        """Give up a sequence's references, its last block first, so that a prefix outlives what hangs on it (leaf first)."""
+        table = self.tables.pop(sequence.uid, None)
+        if table is None:
+            return
+        blocks = table.blocks[::-1] if self.leaf_first else table.blocks
+        self.pool.free(blocks)
+        if blocks:
+            self._emit(EventKind.FREED, request=sequence.request.id, sequence=sequence.index, blocks=_ids(blocks))
