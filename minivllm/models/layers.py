@@ -1,0 +1,129 @@
+"""What a decoder is built of: packed linear layers, RMSNorm, rotary embeddings.
+
+Each is a few lines of torch. Where torch has a slow and a fast way to say the same thing on a CPU, the fast one stands
+here and book/decisions/0002-cpu-speed.md holds the figures.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minivllm.config import ModelConfig, RopeScaling
+
+log = logging.getLogger(__name__)
+
+
+class PackedLinear:
+    """`x @ weight.T + bias` for x [T, in] with weight [out, in], in oneDNN's blocked layout where that exists.
+
+    On a CPU a row-major bfloat16 weight is read far below memory speed when T is small; packed once at load, it's read
+    at full speed. The same call applies what follows the product (SiLU, a product, a sum) while the result is still in
+    registers. `weight` is freed by whoever holds it no longer.
+    """
+
+    __slots__ = ("bias", "packed", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.bias = bias
+        self.packed = can_pack(weight.dtype, weight.device.type)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Linear layer: [T, in] -> [T, out]."""
+        return self._pointwise(x, "none") if self.packed else F.linear(x, self.weight, self.bias)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """`silu(linear(x))`: [T, in] -> [T, out]."""
+        return self._pointwise(x, "swish") if self.packed else F.silu(F.linear(x, self.weight, self.bias))
+
+    def times(self, x: Tensor, other: Tensor) -> Tensor:
+        """`linear(x) * other`: [T, in], [T, out] -> [T, out]."""
+        return self._binary(x, other, "mul") if self.packed else F.linear(x, self.weight, self.bias) * other
+
+    def plus(self, x: Tensor, other: Tensor) -> Tensor:
+        """`linear(x) + other`: [T, in], [T, out] -> [T, out]."""
+        return self._binary(x, other, "add") if self.packed else F.linear(x, self.weight, self.bias) + other
+
+    def _pointwise(self, x: Tensor, after: str) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, after, [], "")
+
+    def _binary(self, x: Tensor, other: Tensor, after: str) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, other, self.weight, self.bias, after)
+
+
+@cache
+def can_pack(dtype: torch.dtype, device_type: str) -> bool:
+    """Whether oneDNN has packed linear layers for this dtype and device; says once, in the log, why not."""
+    if device_type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+        log.info("linear layers stay unpacked: no packed layout for %s on %s", dtype, device_type)
+        return False
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(torch.ones(16, 16, dtype=dtype), None)
+        torch.ops.mkldnn._linear_pointwise(torch.ones(1, 16, dtype=dtype), packed, None, "none", [], "")
+    except (AttributeError, RuntimeError, NotImplementedError) as error:
+        log.warning("linear layers stay unpacked, decoding is slow: this torch can't pack %s (%s)", dtype, error)
+        return False
+    return True
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`x / sqrt(mean(x**2) + eps) * weight` over the last dimension of x [..., D]; mean and root in float32 or better.
+
+    Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+    scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return torch.mul(x, scale, out=torch.empty_like(x)).mul_(weight)
+
+
+def rotary_frequencies(config: ModelConfig) -> Tensor:
+    """Angle per position for each pair of a head's elements, float64 [head_dim / 2]: theta ** (-2i / head_dim).
+
+    Su et al., "RoFormer", 2021; with `config.rope_scaling`, Llama 3's scaling on top.
+    """
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    frequencies = config.rope_theta**-exponents
+    return frequencies if config.rope_scaling is None else scale_frequencies(frequencies, config.rope_scaling)
+
+
+def scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3's scaling: divide slow frequencies by `factor`, keep fast ones, and blend in between.
+
+    A frequency is slow when its wavelength exceeds original_max_position / low_freq_factor, and fast when it's under
+    original_max_position / high_freq_factor. (transformers 5.24, `modeling_rope_utils.py:_compute_llama3_parameters`.)
+    """
+    turns = scaling.original_max_position * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return keep * frequencies + (1 - keep) * frequencies / scaling.factor
+
+
+class Rotary:
+    """Rotary position embedding, half-split layout (GPT-NeoX, Hugging Face): element i turns with element i + D / 2."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self._wide = torch.promote_types(dtype, torch.float32)
+        self._frequencies = rotary_frequencies(config).to(device, self._wide)
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and signed sine, each [T, 1, D], for positions int64 [T]: once a step, for all layers."""
+        angles = positions.to(self._wide)[:, None] * self._frequencies
+        cos, sin = angles.cos(), angles.sin()
+        return (torch.cat((cos, cos), -1)[:, None].to(self.dtype), torch.cat((-sin, sin), -1)[:, None].to(self.dtype))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn heads x [T, H, D] by the angles behind cos and signed sin [T, 1, D] (from `Rotary.at`).
+
+    (a, b) -> (a cos - b sin, b cos + a sin). Rolling by D / 2 brings each element's partner into its place, and the
+    signed sine has the minus.
+    """
+    return x.roll(x.shape[-1] // 2, -1).mul_(sin).addcmul_(x, cos)

@@ -1,0 +1,87 @@
+"""From a step plan to flat tensors: what the decoder and the attention backends read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minivllm.plan import Row, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class InputBatch:
+    """The rows of a step, laid end to end: T tokens of B rows, row r at tokens query_starts[r] .. query_starts[r + 1].
+
+    Tensors are int64. Lengths are kept as Python numbers too: attention decides by them, and mustn't wait for a device.
+    """
+
+    token_ids: Tensor  # [T]
+    positions: Tensor  # [T]
+    slot_mapping: Tensor  # [T]: where each token's K and V go
+    block_tables: Tensor  # [B, most blocks of a row], padded with the null block 0
+    query_starts: tuple[int, ...]  # [B + 1]
+    starts: tuple[int, ...]  # [B]: position of each row's first token
+    context_lengths: tuple[int, ...]  # [B]: what each row's last token attends to, itself included
+    logits_indices: Tensor  # [R]: last token of each row that is sampled
+    prompt_rows: tuple[int, ...]  # rows whose every position needs logits
+    block_size: int
+
+    def slots(self, rows: Many[int], length: int) -> Tensor:
+        """Slots of positions 0 .. length - 1 of some rows: int64 [len(rows), length].
+
+        Past a row's context the slot of its position 0 repeats: always one that holds this row's own, finite numbers.
+        """
+        position = torch.arange(length)
+        columns = position // self.block_size
+        table = self.block_tables[list(rows)][:, columns.clamp_(max=self.block_tables.shape[1] - 1)]
+        slots = table.mul_(self.block_size).add_(position % self.block_size)
+        lengths = torch.tensor([self.context_lengths[row] for row in rows])
+        return torch.where(position < lengths[:, None], slots, slots[:, :1])
+
+
+def build_input_batch(plan: StepPlan, block_size: int, device: torch.device | str = "cpu") -> InputBatch:
+    """Lay the rows of a plan end to end. Costs a few microseconds a row; no loop over tokens."""
+    rows = plan.rows
+    lengths = np.array([row.num_tokens for row in rows], dtype=np.int64)
+    starts = np.array([row.start for row in rows], dtype=np.int64)
+    query_starts = np.concatenate(([0], np.cumsum(lengths)))
+    row_of_token = np.repeat(np.arange(len(rows)), lengths)
+    positions = np.arange(query_starts[-1]) - (query_starts[:-1] - starts)[row_of_token]
+    tables = pad_block_tables(rows)
+    slots = tables[row_of_token, positions // block_size] * block_size + positions % block_size
+    token_ids = np.array([token for row in rows for token in row.token_ids], dtype=np.int64)
+    sampled = [index for index, row in enumerate(rows) if row.samples]
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return InputBatch(
+        token_ids=tensor(token_ids),
+        positions=tensor(positions),
+        slot_mapping=tensor(slots),
+        block_tables=tensor(tables),
+        query_starts=tuple(query_starts.tolist()),
+        starts=tuple(starts.tolist()),
+        context_lengths=tuple((starts + lengths).tolist()),
+        logits_indices=tensor(query_starts[1:][sampled] - 1),
+        prompt_rows=tuple(index for index, row in enumerate(rows) if wants_prompt_logits(row)),
+        block_size=block_size,
+    )
+
+
+def pad_block_tables(rows: list[Row]) -> np.ndarray:
+    """Block tables side by side: int64 [B, most blocks of a row], padded with the null block 0."""
+    tables = np.zeros((len(rows), max(len(row.block_ids) for row in rows)), dtype=np.int64)
+    for index, row in enumerate(rows):
+        tables[index, : len(row.block_ids)] = row.block_ids
+    return tables
+
+
+def wants_prompt_logits(row: Row) -> bool:
+    """Whether the row holds prompt positions of a request that asked for their log-probabilities."""
+    sequence = row.sequence
+    return sequence.request.params.prompt_logprobs is not None and row.start < sequence.num_prompt

@@ -1,0 +1,106 @@
+"""How many KV blocks there are, and whether they are enough: plain arithmetic, kept as a record that can be printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from minivllm.config import ConfigError, EngineConfig, ModelConfig
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class KVMemory:
+    """The KV cache's size. Block 0 is the null block, which pads block tables and is never used."""
+
+    source: str  # the setting that decided
+    bytes_per_token: int
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+
+    @property
+    def block_bytes(self) -> int:
+        return self.bytes_per_token * self.block_size
+
+    @property
+    def usable_blocks(self) -> int:
+        return self.num_blocks - 1
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens fit in all."""
+        return self.usable_blocks * self.block_size
+
+    @property
+    def max_concurrency(self) -> float:
+        """How many requests of `max_model_len` tokens fit at once."""
+        return self.usable_blocks / -(-self.max_model_len // self.block_size)
+
+    def __str__(self) -> str:
+        return (
+            f"KV cache: {self.num_blocks:,} blocks of {self.block_size} tokens (from {self.source}). A token takes "
+            f"{self.bytes_per_token:,} bytes, a block {self.block_bytes:,}, the cache "
+            f"{self.num_blocks * self.block_bytes / GIB:.2f} GiB when full. Block 0 is the null block, so "
+            f"{self.tokens:,} tokens fit: {self.max_concurrency:.1f} requests of {self.max_model_len:,} tokens at once."
+        )
+
+
+def plan_kv_memory(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, *, free_bytes: int | None = None
+) -> KVMemory:
+    """Size the KV cache: `num_kv_blocks`, else `kv_cache_memory` bytes, else `kv_memory_fraction` of free memory.
+
+    A `max_model_len` that was asked for must fit; without one it's the model's own, or what fits if that is less.
+    `free_bytes` stands in for the machine's free memory. Raises `ConfigError` with the arithmetic.
+    """
+    bytes_per_token = model.kv_bytes_per_token(dtype.itemsize)
+    source, num_blocks = _count_blocks(config, bytes_per_token * config.block_size, free_bytes)
+    fits = (num_blocks - 1) * config.block_size
+    if fits < 1:
+        raise ConfigError(source, num_blocks, "gives no usable block: 2 are the least, one of them the null block")
+    length = config.max_model_len or min(model.max_position, fits)
+    memory = KVMemory(source, bytes_per_token, config.block_size, num_blocks, length)
+    _check_max_model_len(memory, model.max_position)
+    return memory
+
+
+def num_kv_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """Blocks of the KV cache, the null block included; see `plan_kv_memory`."""
+    return plan_kv_memory(config, model, dtype).num_blocks
+
+
+def _count_blocks(config: EngineConfig, block_bytes: int, free_bytes: int | None) -> tuple[str, int]:
+    if config.num_kv_blocks is not None:
+        return "num_kv_blocks", config.num_kv_blocks
+    if config.kv_cache_memory is not None:
+        return "kv_cache_memory", config.kv_cache_memory // block_bytes
+    free = free_memory(config.device) if free_bytes is None else free_bytes
+    return "kv_memory_fraction", int(free * config.kv_memory_fraction) // block_bytes
+
+
+def free_memory(device: str) -> int:
+    """Bytes free on the device: of the GPU, or of RAM without swapping."""
+    if device != "cpu" and torch.cuda.is_available():
+        return torch.cuda.mem_get_info()[0]
+    return psutil.virtual_memory().available
+
+
+def _check_max_model_len(memory: KVMemory, max_position: int) -> None:
+    """One request of full length must fit, or it could never finish: preempting others frees only what they hold."""
+    length, size = memory.max_model_len, memory.block_size
+    if length > max_position:
+        raise ConfigError("max_model_len", length, f"the model was made for at most {max_position:,} positions")
+    needed = -(-length // size)
+    if needed > memory.usable_blocks:
+        needed_bytes = (needed + 1) * memory.block_bytes
+        raise ConfigError(
+            "max_model_len",
+            length,
+            f"one such request needs {needed:,} blocks of {size} tokens, but {memory.source} gives "
+            f"{memory.num_blocks:,} of which block 0 is the null block; set max_model_len to at most {memory.tokens:,}, "
+            f"num_kv_blocks to at least {needed + 1:,}, or kv_cache_memory to {needed_bytes:,} bytes",
+        )

@@ -1,0 +1,62 @@
+"""Runs a step plan: block copies, flat inputs, forward, logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from minivllm.config import EngineConfig
+from minivllm.models.decoder import Decoder, resolve_device
+from minivllm.plan import StepPlan
+from minivllm.runner.attention import make_attention
+from minivllm.runner.input_batch import InputBatch, build_input_batch
+from minivllm.runner.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Logits of a step, float32 (float64 in a float64 model).
+
+    `logits` [R, vocab_size] has one row for each plan row with samples, in plan order. `prompt_logits` maps the index
+    of a plan row whose request wants prompt log-probabilities to [num_tokens, vocab_size], one row a token run.
+    """
+
+    logits: Tensor
+    prompt_logits: dict[int, Tensor] = field(default_factory=dict)
+
+
+class ModelRunner:
+    """Owns the KV cache's tensors and turns plans into logits. Decides nothing: the plan says what runs where."""
+
+    def __init__(self, model: Decoder, config: EngineConfig, num_blocks: int) -> None:
+        self.model = model
+        self.block_size = config.block_size
+        self.cache = KVCache(model.config, num_blocks, config.block_size, model.dtype, model.device)
+        self.attention = make_attention(config.attention_backend, self.cache)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run the plan's rows. The plan must have at least one row."""
+        self.cache.copy_blocks(plan.copies)
+        batch = build_input_batch(plan, self.block_size, self.model.device)
+        hidden = self.model.forward(batch.token_ids, batch.positions, self.attention.prepare(batch))
+        logits = self.model.logits(hidden.index_select(0, batch.logits_indices))
+        return StepResult(logits, self._prompt_logits(hidden, batch))
+
+    def _prompt_logits(self, hidden: Tensor, batch: InputBatch) -> dict[int, Tensor]:
+        spans = {row: slice(*batch.query_starts[row : row + 2]) for row in batch.prompt_rows}
+        return {row: self.model.logits(hidden[span]) for row, span in spans.items()}
+
+
+def default_dtype(device: str | torch.device = "auto") -> torch.dtype:
+    """bfloat16 where the hardware multiplies it (GPUs; CPUs with AVX512-BF16 or AMX), else float32."""
+    if resolve_device(device).type == "cuda" or torch.cpu._is_avx512_bf16_supported():
+        return torch.bfloat16
+    return torch.float32
+
+
+def pick_dtype(config: EngineConfig) -> torch.dtype:
+    """The dtype of weights, activations and KV cache that the configuration asks for."""
+    return default_dtype(config.device) if config.dtype == "auto" else getattr(torch, config.dtype)
