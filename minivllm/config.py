@@ -136,6 +136,12 @@ class EngineConfig:
             if getattr(self, field) is not None:
                 at_least(field, getattr(self, field), 1)
         at_least("long_prefill_threshold", self.long_prefill_threshold, 0)
+        if self.long_prefill_threshold and not self.enable_chunked_prefill:
+            raise ConfigError(
+                "long_prefill_threshold",
+                self.long_prefill_threshold,
+                "splits prompts: it needs enable_chunked_prefill, or must be 0",
+            )
         if not 0 <= self.watermark < 1:
             raise ConfigError("watermark", self.watermark, "must be in [0, 1), a share of the blocks")
         if not 0 < self.kv_memory_fraction < 1:

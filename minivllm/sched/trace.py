@@ -129,11 +129,10 @@ def replay(header: TraceHeader, events: Iterable[TraceEvent]) -> Iterator[Schedu
     for step, recorded in _by_step(events):
         recorder.events.clear()
         if step:
-            plan = scheduler.schedule()
-            drawn = (SampledToken(e.token_ids[0]) for e in recorded if e.kind is EventKind.SAMPLED)
-            scheduler.update(plan, [[next(drawn, NO_TOKEN) for _ in row.samples] for row in plan.rows if row.samples])
-        for event in recorded:
-            _feed(scheduler, event)
+            recorder.step = step - 1  # steps that had nothing to decide left no event
+            _run_step(scheduler, recorded)
+        else:
+            _feed(scheduler, recorded)
         _compare(step, recorded, list(recorder.events))
         yield scheduler
 
@@ -146,14 +145,33 @@ def _by_step(events: Iterable[TraceEvent]) -> Iterator[tuple[int, list[TraceEven
         yield step, list(group)
 
 
-def _feed(scheduler: Scheduler, event: TraceEvent) -> None:
-    """Give the scheduler an input that came between two steps."""
-    if event.kind is EventKind.ADDED:
-        scheduler.add(_request_of(event))
-    elif event.kind is EventKind.ABORTED:
-        scheduler.abort(event.request)
-    elif event.kind is EventKind.STOPPED and event.request in scheduler.requests:
-        scheduler.stop(scheduler.requests[event.request].sequences[event.sequence], event.reason)
+def _run_step(scheduler: Scheduler, recorded: list[TraceEvent]) -> None:
+    """Schedule and update with the recorded tokens; inputs that came while the step ran go in between."""
+    plan = scheduler.schedule()
+    begin = _update_begins(recorded)
+    _feed(scheduler, recorded[:begin])
+    drawn = (SampledToken(e.token_ids[0]) for e in recorded if e.kind is EventKind.SAMPLED)
+    rows = [row for row in plan.rows if row.samples]
+    scheduler.update(plan, [[next(drawn, NO_TOKEN) for _ in row.samples if not row.sequence.finished] for row in rows])
+    _feed(scheduler, recorded[begin:])
+
+
+def _update_begins(recorded: list[TraceEvent]) -> int:
+    """Index of a step's first event that `Scheduler.update` reported. If there is none, before or after is the same."""
+    planned = max((i for i, event in enumerate(recorded) if event.kind is EventKind.SCHEDULED), default=-1)
+    updates = (EventKind.SAMPLED, EventKind.FORKED, EventKind.PUBLISHED)
+    return next((i for i in range(planned + 1, len(recorded)) if recorded[i].kind in updates), len(recorded))
+
+
+def _feed(scheduler: Scheduler, recorded: list[TraceEvent]) -> None:
+    """Give the scheduler the inputs among the recorded events."""
+    for event in recorded:
+        if event.kind is EventKind.ADDED:
+            scheduler.add(_request_of(event))
+        elif event.kind is EventKind.ABORTED:
+            scheduler.abort(event.request)
+        elif event.kind is EventKind.STOPPED and event.request in scheduler.requests:
+            scheduler.stop(scheduler.requests[event.request].sequences[event.sequence], event.reason)
 
 
 def _request_of(event: TraceEvent) -> Request:
