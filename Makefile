@@ -1,0 +1,54 @@
+# make chat    set up what the engine needs, fetch the default model, chat (with piped input: one answer)
+# make test    set up everything, run the tests
+# make setup   set up everything: engine, tests, notebooks, linters
+# make lint    formatting, lint, types, size
+# make bench   the benchmark workloads that take no more than a minute each
+#
+# PY picks the interpreter (make chat PY=python3.12), PIP_ARGS is handed to pip.
+
+PY ?= python3
+PIP_ARGS ?=
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -q) $(PIP_ARGS)
+
+.DEFAULT_GOAL := help
+.PHONY: help chat test setup lint bench model
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -7
+
+chat: .venv/.runtime
+	@$(BIN)/python -m minivllm
+
+test: .venv/.dev model
+	@$(BIN)/python -m pytest -n auto -q
+
+setup: .venv/.dev model
+
+lint: .venv/.dev
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/python -m minivllm.course.size
+
+bench: .venv/.runtime
+	@$(BIN)/python -m minivllm bench -w W1 -w W2 -w W3 -w W4
+
+# Everything below writes to stderr only: the answer of `echo question | make chat` is all there is on stdout.
+
+model: .venv/.runtime
+	@$(BIN)/python -c "from minivllm.models.fetch import resolve_model; resolve_model(None)" >&2
+
+.venv/.python:
+	@$(PY) -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null || { \
+	  echo "minivllm needs Python 3.11 or newer; '$(PY)' is $$($(PY) --version 2>&1 | head -1)." >&2; \
+	  echo "Install one and name it: make $(MAKECMDGOALS) PY=python3.12" >&2; exit 1; }
+	@$(PY) -m venv .venv >&2
+	@touch $@
+
+.venv/.runtime: .venv/.python pyproject.toml
+	@echo "Installing the engine into .venv (once; a minute or two) ..." >&2
+	@$(PIP) -e . >&2
+	@touch $@
+
+.venv/.dev: .venv/.runtime pyproject.toml
+	@echo "Installing what tests, notebooks and linters need (once) ..." >&2
+	@$(PIP) -e '.[dev]' >&2
+	@touch $@

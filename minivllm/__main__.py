@@ -1,0 +1,6 @@
+"""`python -m minivllm`."""
+
+from minivllm.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Workloads and measurements, the same that other engines are measured with."""
