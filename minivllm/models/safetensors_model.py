@@ -1,0 +1,161 @@
+"""A folder as Hugging Face publishes models: config.json, tokenizer.json and one or more safetensors files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from minivllm.config import ModelConfig, ModelError, RopeScaling
+from minivllm.models.tokenizer import Tokenizer
+from minivllm.models.tokenizer_files import tokenizer_from_folder
+
+ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+DEFAULT_THETA = 10_000.0
+# settings that change what the model computes, and the one value that the decoder computes
+ONLY_VALUE: Mapping[str, object] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": False,
+    "partial_rotary_factor": 1.0,
+    "quantization_config": None,
+}
+
+Json = Mapping[str, Any]
+
+
+class SafetensorsCheckpoint:
+    """A model folder. Weights stay on disk until they are read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files = weight_files(path)
+
+    def config(self) -> ModelConfig:
+        """The model's shape, from config.json and generation_config.json."""
+        generation = self.path / "generation_config.json"
+        return config_from_json(
+            read_json(self.path / "config.json"),
+            read_json(generation) if generation.exists() else {},
+            where=self.path / "config.json",
+        )
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of tokenizer.json; it ends answers where the configuration does."""
+        return tokenizer_from_folder(self.path, self.config().eos_token_ids)
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor | None:
+        """The tensor called `name` in `dtype`, or None if there is none."""
+        file = self.files.get(name)
+        if file is None:
+            return None
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                return tensors.get_tensor(name).to(dtype)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file}: can't be read ({error}); the download is incomplete, fetch it again") from error
+
+
+def weight_files(folder: Path) -> dict[str, Path]:
+    """Tensor name -> safetensors file, from the index of a sharded model or the one file of a small one.
+
+    Raises `ModelError` if there are no safetensors, or a file that the index names is missing or damaged.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        files = {name: folder / file for name, file in _get(read_json(index), "weight_map", index).items()}
+        for file in sorted(set(files.values())):
+            _names(file)
+        return files
+    single = folder / "model.safetensors"
+    if not single.exists():
+        raise ModelError(f"{folder}: has no model.safetensors; give a folder with safetensors weights, or a .gguf file")
+    return dict.fromkeys(_names(single), single)
+
+
+def config_from_json(config: Json, generation: Json, where: Path) -> ModelConfig:
+    """The model's shape from config.json; `generation` (generation_config.json) may add end-of-sequence ids.
+
+    Raises `ModelError` naming `where` for another architecture, a missing key or a setting that is not supported.
+    """
+    architecture = next(iter(config.get("architectures") or ["(none)"]))
+    if architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"{where}: architecture {architecture} is not supported; use one of {', '.join(ARCHITECTURES)}"
+        )
+    for key, only in ONLY_VALUE.items():
+        if config.get(key, only) not in (only, None):
+            raise ModelError(f"{where}: {key}={config[key]!r} is not supported; use a model with {key}={only!r}")
+    num_heads, hidden_size = _get(config, "num_attention_heads", where), _get(config, "hidden_size", where)
+    rope = {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    return ModelConfig(
+        architecture=cast(Literal["llama", "qwen2", "qwen3"], ARCHITECTURES[architecture]),
+        vocab_size=_get(config, "vocab_size", where),
+        hidden_size=hidden_size,
+        intermediate_size=_get(config, "intermediate_size", where),
+        num_layers=_get(config, "num_hidden_layers", where),
+        num_heads=num_heads,
+        num_kv_heads=config.get("num_key_value_heads") or num_heads,
+        head_dim=config.get("head_dim") or hidden_size // num_heads,
+        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+        rope_theta=float(rope.get("rope_theta") or DEFAULT_THETA),
+        rope_scaling=_rope_scaling(rope, where),
+        max_position=config.get("max_position_embeddings", 2048),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        bos_token_id=config.get("bos_token_id"),
+        eos_token_ids=eos_ids(config.get("eos_token_id"), generation.get("eos_token_id")),
+        name=where.parent.name,
+    )
+
+
+def eos_ids(*sources: int | list[int] | None) -> tuple[int, ...]:
+    """All end-of-sequence ids that the files give, each as a number, a list or nothing; without repeats."""
+    listed = [source if isinstance(source, list) else [source] for source in sources]
+    return tuple(dict.fromkeys(token for ids in listed for token in ids if token is not None))
+
+
+def read_json(path: Path) -> Json:
+    """The object in a JSON file. Raises `ModelError` if the file is missing or holds none."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path}: is missing; the model folder is incomplete, fetch it again") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: can't be read ({error}); fetch it again") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: must hold a JSON object; fetch it again")
+    return content
+
+
+def _names(file: Path) -> list[str]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return list(tensors.keys())
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file}: can't be read ({error}); the download is incomplete, fetch it again") from error
+
+
+def _get(content: Json, key: str, where: Path) -> Any:
+    if content.get(key) is None:
+        raise ModelError(f"{where}: {key} is missing; the file is incomplete, fetch it again")
+    return content[key]
+
+
+def _rope_scaling(rope: Json, where: Path) -> RopeScaling | None:
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ModelError(f"{where}: rope scaling {kind} is not supported; use a model with none or llama3 scaling")
+    return RopeScaling(
+        float(_get(rope, "factor", where)),
+        float(_get(rope, "low_freq_factor", where)),
+        float(_get(rope, "high_freq_factor", where)),
+        int(_get(rope, "original_max_position_embeddings", where)),
+    )

@@ -1,0 +1,131 @@
+"""Text to token ids and back.
+
+All tokenizers here are byte-level: every token stands for some bytes, and the text is the bytes of its tokens joined.
+That is what makes streaming simple (`sample/detok.py`) and grammars possible (`sample/grammar/`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import cast
+
+from tokenizers import Tokenizer as FastTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """What a model file says beside the vocabulary: ids that begin and end text, and the chat template."""
+
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    add_bos: bool = False
+    chat_template: str | None = None
+
+
+class Tokenizer(ABC):
+    """Text to ids and back. `special_ids` are control tokens: no part of the text, skipped when decoding.
+
+    `pieces[id]` are the bytes a token stands for; for a control token its name, such as b"<|im_end|>".
+    """
+
+    def __init__(self, pieces: Sequence[bytes], special_ids: Iterable[int], special: Special) -> None:
+        self._pieces = pieces
+        self.special_ids = frozenset(special_ids)
+        self.bos_token_id = special.bos_token_id
+        self.eos_token_ids = special.eos_token_ids
+        self.add_bos = special.add_bos
+        self.chat_template = special.chat_template
+
+    @abstractmethod
+    def encode(self, text: str, parse_special: bool = True) -> list[int]:
+        """The ids of `text`, nothing added. With `parse_special` the names of control tokens in it become those
+        tokens: right for a rendered chat template, wrong for text that must not be able to fake one."""
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of a prompt: `encode`, behind the begin token if the model wants one and the text has none."""
+        ids = self.encode(text)
+        if self.add_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
+            return [self.bos_token_id, *ids]
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
+        kept = (i for i in ids if not (skip_special_tokens and i in self.special_ids))
+        return b"".join(map(self.token_bytes, kept)).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; b"" for ids beyond the vocabulary (models may pad their embedding)."""
+        return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are in [0, vocab_size)."""
+        return len(self._pieces)
+
+
+class ByteTokenizer(Tokenizer):
+    """Ids 0 to 255 are the bytes, 256 begins and 257 ends a text: for toy models, tests and lessons."""
+
+    BOS, EOS = 256, 257
+
+    def __init__(self, chat_template: str | None = None) -> None:
+        pieces = [bytes([value]) for value in range(256)] + [b"<bos>", b"<eos>"]
+        super().__init__(pieces, (self.BOS, self.EOS), Special(self.BOS, (self.EOS,), chat_template=chat_template))
+
+    def encode(self, text: str, parse_special: bool = True) -> list[int]:
+        """The UTF-8 bytes of `text`; no text means the two special tokens, whatever `parse_special`."""
+        return list(text.encode("utf-8"))
+
+
+class BPETokenizer(Tokenizer):
+    """Byte-level byte-pair encoding (GPT-2, Llama 3, Qwen, SmolLM2), computed by the `tokenizers` package.
+
+    Raises `KeyError` if a vocabulary entry is not written in GPT-2's alphabet: the tokenizer is then of another kind.
+    """
+
+    def __init__(self, fast: FastTokenizer, special: Special) -> None:
+        added = fast.get_added_tokens_decoder()
+        super().__init__(_pieces(fast), (i for i, token in added.items() if token.special), special)
+        self._with_special = fast
+
+    @cached_property
+    def _without_special(self) -> FastTokenizer:
+        # the switch belongs to the object, not to the call: a second object keeps concurrent callers apart
+        fast = FastTokenizer.from_str(self._with_special.to_str())
+        fast.encode_special_tokens = True
+        return fast
+
+    def encode(self, text: str, parse_special: bool = True) -> list[int]:
+        """The ids of `text`; see `Tokenizer.encode`."""
+        fast = self._with_special if parse_special else self._without_special
+        return cast(list[int], fast.encode(text, add_special_tokens=False).ids)
+
+
+@cache
+def byte_of_character() -> dict[str, int]:
+    """GPT-2's alphabet: 256 printable characters that stand for the bytes in vocabulary files.
+
+    A byte that prints as Latin-1 is its own character; the other 68 are U+0100 onwards, in order. So " " is "Ġ".
+    (openai/gpt-2, `src/encoder.py:bytes_to_unicode`.)
+    """
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def piece_bytes(piece: str) -> bytes:
+    """The bytes that a vocabulary entry in GPT-2's alphabet stands for. Raises `KeyError` for other characters."""
+    alphabet = byte_of_character()
+    return bytes(alphabet[character] for character in piece)
+
+
+def _pieces(fast: FastTokenizer) -> list[bytes]:
+    added = fast.get_added_tokens_decoder()
+    vocab = fast.get_vocab()
+    pieces = [b""] * (max(vocab.values()) + 1)
+    for text, token in vocab.items():
+        pieces[token] = text.encode("utf-8") if token in added else piece_bytes(text)
+    return pieces
