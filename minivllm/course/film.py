@@ -12,8 +12,8 @@ import html
 import json
 from dataclasses import dataclass, field
 
-NUM_HUES = 8
-_HUES = ("#2f6db3", "#a85400", "#2f7d3b", "#8250a8", "#b83a3a", "#1f7a80", "#7a5a2e", "#b03a78")
+HUES = ("#2f6db3", "#a85400", "#2f7d3b", "#8250a8", "#b83a3a", "#1f7a80", "#7a5a2e", "#b03a78")
+NUM_HUES = len(HUES)
 
 STYLE = (
     ".film{margin:1em 0;max-width:36rem}.film svg{width:100%;height:auto;display:block;background:none}"
@@ -28,7 +28,7 @@ STYLE = (
     ".film .new rect{stroke:currentColor;stroke-opacity:1;stroke-width:2.2}"
     ".film .hit rect{stroke:#e0a100;stroke-opacity:1;stroke-width:2.6}"
     ".film .decode rect{fill-opacity:.55}.film .decode text{fill:currentColor}"
-    + "".join(f".film .h{i} rect{{fill:{hue}}}" for i, hue in enumerate(_HUES))
+    + "".join(f".film .h{i} rect{{fill:{hue}}}" for i, hue in enumerate(HUES))
     + ".film .bar{display:flex;gap:.6em;align-items:baseline;flex-wrap:wrap}.film input{flex:1 1 12rem;accent-color:#2f6db3}"
     ".film output{flex:1 1 100%;min-height:2.8em;font-size:.9em}.film .bar[hidden]{display:none}"
     ".film figcaption{font-size:.85em;text-align:left}"
