@@ -1,9 +1,14 @@
-"""Shared by the tests of the command line: scheduler runs without a model."""
+"""Shared by the tests of the command line: scheduler runs without a model, and a tiny model on disk."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from minivllm.cli.timeline import State, state_of
 from minivllm.config import EngineConfig
@@ -48,3 +53,61 @@ def run_requests(
     recorder.close()
     run.events = list(recorder.events)
     return run
+
+
+CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+TINY_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+    "bos_token_id": 256,
+    "eos_token_id": 256,
+}
+
+
+def write_tiny_model(folder: Path, *, vocab_size: int = 260, **changes: object) -> Path:
+    """A Llama with random weights and one token a byte, as a safetensors folder. `changes` go into its config.json."""
+    config = TINY_CONFIG | {"vocab_size": vocab_size} | changes
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>", "chat_template": CHAT_TEMPLATE}))
+    save_file(_random_weights(config), folder / "model.safetensors")
+    return folder
+
+
+def _random_weights(config: dict) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    key = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    shapes = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (key, hidden),
+        "self_attn.v_proj": (key, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    weights = {"model.embed_tokens.weight": torch.randn(config["vocab_size"], hidden, generator=generator)}
+    weights["model.norm.weight"] = torch.ones(hidden)
+    for layer in range(config["num_hidden_layers"]):
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"model.layers.{layer}.{name}.weight"] = torch.ones(hidden)
+        for name, shape in shapes.items():
+            weights[f"model.layers.{layer}.{name}.weight"] = torch.randn(shape, generator=generator) * 0.3
+    return weights

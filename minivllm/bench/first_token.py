@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 from minivllm.config import MinivllmError
 

@@ -133,7 +133,7 @@ def cpu() -> Finding:
 
 def memory() -> Finding:
     """Free memory; the default model with its cache wants about 1 GiB."""
-    import psutil
+    import psutil  # type: ignore[import-untyped]
 
     free = psutil.virtual_memory().available
     found = f"{free / GIB:.1f} GiB free of {psutil.virtual_memory().total / GIB:.1f}"

@@ -130,11 +130,11 @@ def _draw(console: Console, replayed: Replayed, timeline: Timeline, steps: str |
 
 def _headline(replayed: Replayed, timeline: Timeline) -> str:
     header = replayed.header
-    verdict = "[red]the replay differs[/red]" if replayed.problem else "[green]replays to the same decisions[/green]"
+    verdict = "[red]replay differs[/red]" if replayed.problem else "[green]replay agrees[/green]"
+    config = header.config
     return (
-        f"[bold]{len(timeline.lanes)} sequences, {timeline.last} steps[/bold] · budget"
-        f" {header.config.max_num_batched_tokens:,} tokens a step · {header.num_blocks - 1:,} blocks of"
-        f" {header.config.block_size} tokens · policy {header.config.policy} · {verdict}"
+        f"[bold]{len(timeline.lanes)} sequences, {timeline.last} steps[/bold] · budget {config.max_num_batched_tokens:,}"
+        f" tokens · {header.num_blocks - 1:,} blocks of {config.block_size} · {config.policy} · {verdict}"
     )
 
 
