@@ -75,7 +75,13 @@ class CheckedScheduler:
     """Runs a scheduler over physical slots and raises `AssertionError` at the first step that breaks a rule."""
 
     def __init__(
-        self, config: EngineConfig, num_blocks: int, max_model_len: int, eos: tuple[int, ...] = (), *, trust: bool = False
+        self,
+        config: EngineConfig,
+        num_blocks: int,
+        max_model_len: int,
+        eos: tuple[int, ...] = (),
+        *,
+        trust: bool = False,
     ) -> None:
         self.config = config
         self.header = TraceHeader(config, num_blocks, max_model_len, eos)

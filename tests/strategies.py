@@ -7,24 +7,24 @@ from minivllm.request import Request, SamplingParams
 
 EOS = 0
 
-tokens = st.integers(EOS, 2)
-"""What may be drawn: one in three ends the sequence."""
+tokens = st.sampled_from([1, 2, 1, 2, 1, 2, EOS])
+"""What may be drawn."""
 
 prompt_tokens = st.integers(1, 2)
 
 
 @st.composite
 def engines(draw: st.DrawFn) -> tuple[EngineConfig, int, int]:
-    """(config, number of blocks, max_model_len): any switches, and a pool of one to three longest requests."""
+    """(config, number of blocks, max_model_len): any switches, and a pool of one to two longest requests."""
     block_size = draw(st.integers(1, 4))
-    max_model_len = draw(st.integers(2, 14))
+    max_model_len = draw(st.integers(2, 16))
     chunked = draw(st.booleans())
     budget = draw(st.integers(1, 16)) if chunked else max_model_len + draw(st.integers(0, 8))
     longest = -(-max_model_len // block_size)
     config = EngineConfig(
         block_size=block_size,
         max_num_batched_tokens=budget,
-        max_num_seqs=draw(st.integers(1, 8)),
+        max_num_seqs=draw(st.sampled_from([8, 8, 3, 1])),
         enable_prefix_caching=draw(st.sampled_from([True, True, False])),
         enable_chunked_prefill=chunked,
         long_prefill_threshold=draw(st.sampled_from([0, 0, 1, 3])) if chunked else 0,
@@ -35,13 +35,14 @@ def engines(draw: st.DrawFn) -> tuple[EngineConfig, int, int]:
         lifo_unhashed=draw(st.booleans()),
         publish_at=draw(st.sampled_from(["schedule", "compute"])),
     )
-    return config, 1 + longest * draw(st.integers(1, 3)) + draw(st.integers(0, 2)), max_model_len
+    return config, 1 + longest + draw(st.integers(0, longest + 2)), max_model_len
 
 
 @st.composite
 def requests(draw: st.DrawFn, id: str, max_model_len: int) -> Request:
     """A request that may well be refused: too long, or with too many answers."""
     prompt = draw(st.lists(prompt_tokens, max_size=max_model_len))
+    room = max(max_model_len - len(prompt), 1)
     params = SamplingParams(
         n=draw(st.sampled_from([1, 1, 2, 3])),
         ignore_eos=draw(st.booleans()),
@@ -52,7 +53,7 @@ def requests(draw: st.DrawFn, id: str, max_model_len: int) -> Request:
         id,
         prompt,
         params,
-        max_tokens=draw(st.integers(1, max(max_model_len - len(prompt), 1))),
+        max_tokens=draw(st.sampled_from([room, room, 1]) | st.integers(1, room)),
         priority=draw(st.integers(0, 2)),
         arrival_time=draw(st.sampled_from([0.0, 1.0, 2.0])),
         cache_salt=draw(st.sampled_from(["", "", "tenant"])),

@@ -16,28 +16,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         config, num_blocks, self.max_model_len = engine
         self.checked = CheckedScheduler(config, num_blocks, self.max_model_len, (EOS,))
 
-    @rule(data=st.data())
-    def add(self, data):
-        name = f"r{len(self.checked.requests)}"
-        self.checked.add(data.draw(requests(name, self.max_model_len)))
+    @rule(data=st.data(), number=st.integers(1, 3))
+    def add(self, data, number):
+        for _ in range(number):
+            name = f"r{len(self.checked.requests)}"
+            self.checked.add(data.draw(requests(name, self.max_model_len)))
 
-    @rule(data=st.data(), stops=st.sampled_from([(), (), (), (0,), (1,)]))
-    def step(self, data, stops):
-        self.checked.step(lambda _: data.draw(tokens), at_stop_string=stops)
+    @rule(drawn=st.lists(tokens, min_size=1, max_size=12), stops=st.sampled_from([(), (), (), (), (0,), (1,)]))
+    def step(self, drawn, stops):
+        """A step for every token drawn; siblings draw different ones."""
+        for i in range(len(drawn)):
+            self.checked.step(lambda s, i=i: drawn[(i + s.index) % len(drawn)], at_stop_string=stops)
 
     def unfinished(self):
         return [r for r in self.checked.requests if not r.finished]
 
     @precondition(lambda self: self.unfinished())
-    @rule(data=st.data())
-    def abort(self, data):
-        self.checked.abort(data.draw(st.sampled_from(self.unfinished())))
-
-    @precondition(lambda self: self.unfinished())
-    @rule(data=st.data())
-    def leave_while_the_step_runs(self, data):
-        leaving = data.draw(st.sampled_from(self.unfinished()))
-        self.checked.step(lambda _: data.draw(tokens), leaving=[leaving])
+    @rule(data=st.data(), while_a_step_runs=st.booleans())
+    def abort(self, data, while_a_step_runs):
+        request = data.draw(st.sampled_from(self.unfinished()))
+        if while_a_step_runs:
+            self.checked.step(lambda _: 1, leaving=[request])
+        else:
+            self.checked.abort(request)
 
     def teardown(self):
         if hasattr(self, "checked"):
@@ -46,4 +47,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(settings.get_profile(settings._current_profile), stateful_step_count=40)
+TestScheduler.settings = settings(settings.get_profile(settings._current_profile), stateful_step_count=12)
