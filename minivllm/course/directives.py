@@ -76,7 +76,7 @@ def exercise_text(exercise: Exercise) -> str:
         f"**{exercise.title}.** You write {holes} in `exercises/{exercise.file_name}`, in about {exercise.minutes} minutes. "
         f"Signature and docstring there are the contract.\n\n"
         f"| it must be that | points |\n|---|---|\n{parts}\n\n"
-        f"```sh\npython -m minivllm grade {exercise.id}          # a report card; --hint for a hint\n"
+        f"```sh\npython -m minivllm.course.grade {exercise.id}   # a report card; --hint for a hint\n"
         f'python -m minivllm generate "Hello" --with exercises/{exercise.file_name}\n```'
     )
 

@@ -1,0 +1,103 @@
+"""Build the book: put its pages together, then let Sphinx make HTML that works offline, also from file://.
+
+    python -m minivllm.course.book build      the book, into book/_build/html
+    python -m minivllm.course.book pages      only the pages Sphinx reads, into book/_build/source
+
+Chapters are the lessons' prose with the outputs of their notebooks: nothing is run again. Tables come from the calculators,
+indices from the manifest and the question bank. Any warning fails the build.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+
+from minivllm.course import pages
+from minivllm.course.directives import expand
+from minivllm.course.manifest import ROOT, CourseError
+from minivllm.course.weave import build, lesson_sources, notebook_of, read_cells
+
+BOOK = ROOT / "book"
+SOURCE = BOOK / "_build" / "source"
+HTML = BOOK / "_build" / "html"
+COPIED = ("*.md", "pages/*.md", "decisions/*.md", "images/*", "_static/**/*")
+
+GENERATED = {
+    "chapters.md": pages.chapters,
+    "pages/exercises.md": pages.exercise_index,
+    "pages/questions.md": pages.question_index,
+    "pages/hardware.md": pages.hardware,
+    "pages/models.md": pages.models,
+    "pages/errata.md": pages.errata,
+    "decisions/index.md": pages.decisions,
+}
+
+
+def chapter(path: Path) -> str:
+    """A lesson as a notebook for the book: MyST prose, and the outputs of the woven notebook. `CourseError` if that is stale."""
+    notebook = build(read_cells(path), expand)
+    target = notebook_of(path)
+    woven = nbformat.read(target, as_version=4).cells if target.exists() else []
+    outputs = {cell.id: cell for cell in woven if cell.cell_type == "code"}
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        if cell.id not in outputs or outputs[cell.id].source != cell.source:
+            raise CourseError(
+                f"{target.name} is not of its source: run python -m minivllm.course.weave {path.name[:2]}"
+            )
+        cell.outputs, cell.execution_count = outputs[cell.id].outputs, outputs[cell.id].execution_count
+    text: str = nbformat.writes(notebook)
+    return text
+
+
+def assemble(source: Path = SOURCE) -> None:
+    """Write everything Sphinx reads. Files that did not change keep their time, so that a second build is quick."""
+    wanted: dict[Path, bytes] = {}
+    for pattern in COPIED:
+        for file in BOOK.glob(pattern):
+            if file.is_file():
+                wanted[source / file.relative_to(BOOK)] = file.read_bytes()
+    for name, make in GENERATED.items():
+        wanted[source / name] = make().encode()
+    for path in lesson_sources():
+        wanted[source / "lessons" / f"{path.stem}.ipynb"] = chapter(path).encode()
+    for file in [f for f in source.rglob("*") if f.is_file() and f not in wanted]:
+        file.unlink()
+    for file, content in wanted.items():
+        if not file.exists() or file.read_bytes() != content:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+
+
+def run_sphinx() -> int:
+    """Build the HTML; returns Sphinx's exit status. Warnings are errors."""
+    command = ["-W", "--keep-going", "-q", "-b", "html", "-c", str(BOOK), str(SOURCE), str(HTML)]
+    return subprocess.run([sys.executable, "-m", "sphinx", *command], check=False).returncode
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """`build` or `pages`."""
+    given = (sys.argv[1:] if arguments is None else arguments) or ["build"]
+    if given[0] not in ("build", "pages") or len(given) > 1:
+        print(__doc__)
+        return 2
+    assemble()
+    if given[0] == "pages":
+        return 0
+    if status := run_sphinx():
+        return status
+    shutil.copytree(BOOK / "_static" / "katex" / "fonts", HTML / "_static" / "katex" / "fonts", dirs_exist_ok=True)
+    print(f"the book: {HTML / 'index.html'}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except CourseError as error:
+        sys.exit(str(error))
