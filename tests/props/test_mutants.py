@@ -1,0 +1,150 @@
+"""The checkers are checked: nine seeded faults, each of which its checker must find, and the unharmed engine must pass."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+import pytest
+
+from minivllm.config import MinivllmError
+from minivllm.kv import manager, prefix
+from minivllm.kv.block_pool import NULL_BLOCK, BlockPool, FreeList
+from minivllm.kv.block_table import BlockTable
+from minivllm.kv.manager import KVCacheManager
+from tests.lattice import cells
+from tests.props.test_lattice import run_cell
+from tests.walks import walk_cache, walk_scheduler
+
+# the checkers
+
+
+def slots() -> None:
+    """Physical slots alone: the scheduler's own integrity check stays out."""
+    for seed in range(60):
+        walk_scheduler(seed, trust=True)
+
+
+def slots_under_priority() -> None:
+    for seed in range(60):
+        walk_scheduler(seed, trust=True, policy="priority")
+
+
+def books() -> None:
+    """The pool's and the manager's integrity checks."""
+    for seed in range(20):
+        walk_scheduler(seed)
+
+
+def lattice() -> None:
+    """The cells in which most happens: cache on, everybody together, in a tight pool."""
+    busy = (c for c in cells() if c.caching and c.tight and c.mixed and c.chunked and c.max_model_len == 48)
+    for cell in islice(busy, 2, None):
+        run_cell(cell)
+
+
+def reference_lru() -> None:
+    for seed in range(10):
+        walk_cache(seed)
+
+
+CHECKERS = [slots, slots_under_priority, books, lattice, reference_lru]
+
+
+@pytest.mark.parametrize("checker", CHECKERS, ids=lambda checker: checker.__name__)
+def test_the_unharmed_engine_passes(checker):
+    checker()
+
+
+# the faults
+
+
+def allocate_keeping_hashes(self, n):
+    taken = [self.free_list.pop_head() for _ in range(n)]
+    for block in taken:
+        block.ref_count = 1
+    return taken
+
+
+def hash_block_alone(parent, token_ids, salt=""):
+    return original_hash_block(prefix.ROOT_HASH, token_ids, salt)
+
+
+original_hash_block = prefix.hash_block
+
+
+def hit_to_the_last_token(hashes, num_tokens, block_size, index):
+    return prefix.longest_hit(hashes, num_tokens + 1, block_size, index)
+
+
+def touch_without_sharing(self, blocks):
+    for block in blocks:
+        if block.id != NULL_BLOCK and block.ref_count == 0:
+            self.free_list.remove(block)
+            block.ref_count = 1
+
+
+def blocks_for_one_token_less(self, num_tokens):
+    return -(-(num_tokens - 1) // self.block_size)
+
+
+def free_root_first(self, sequence):
+    self.leaf_first = False
+    original_free(self, sequence)
+
+
+original_free = KVCacheManager.free
+
+
+def pop_tail(self):
+    block = self._ends.prev
+    self.remove(block)
+    return block
+
+
+def withdraw_nothing(self, sequence):
+    pass
+
+
+def never_copy(self, index):
+    return False
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault, where it goes, and who must find it."""
+
+    name: str
+    owner: object
+    function: str
+    replacement: Callable
+    caught_by: tuple[Callable[[], None], ...]
+
+
+MUTANTS = [
+    Mutant("a stale hash is kept on reuse", BlockPool, "allocate", allocate_keeping_hashes, (slots, lattice, books)),
+    Mutant("a hash doesn't cover what is before it", prefix, "hash_block", hash_block_alone, (slots, lattice)),
+    Mutant("the last token comes from the cache", manager, "longest_hit", hit_to_the_last_token, (slots, lattice)),
+    Mutant("sharing takes no reference", BlockPool, "touch", touch_without_sharing, (slots, lattice, books)),
+    Mutant("growth is off by one", KVCacheManager, "blocks_for", blocks_for_one_token_less, (slots, lattice)),
+    Mutant("roots are freed first", KVCacheManager, "free", free_root_first, (reference_lru,)),
+    Mutant("the most recent goes first", FreeList, "pop_head", pop_tail, (reference_lru,)),
+    Mutant("a victim's hashes stay", KVCacheManager, "withdraw", withdraw_nothing, (slots_under_priority,)),
+    Mutant("a shared slot is overwritten", BlockTable, "needs_copy", never_copy, (slots, lattice)),
+]
+
+PAIRS = [pytest.param(m, check, id=f"{m.name}-{check.__name__}") for m in MUTANTS for check in m.caught_by]
+
+
+@pytest.mark.parametrize(("mutant", "checker"), PAIRS)
+def test_a_seeded_fault_is_found(mutant, checker, monkeypatch):
+    monkeypatch.setattr(mutant.owner, mutant.function, mutant.replacement)
+    with pytest.raises((AssertionError, IndexError, KeyError, ValueError, MinivllmError)):
+        checker()
+
+
+@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.caught_by == (reference_lru,)], ids=lambda m: m.name)
+def test_eviction_order_is_invisible_to_the_tokens(mutant, monkeypatch):
+    """Why eviction needs an oracle of its own: every answer is still right."""
+    monkeypatch.setattr(mutant.owner, mutant.function, mutant.replacement)
+    slots()
+    books()
