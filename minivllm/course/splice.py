@@ -23,7 +23,7 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from minivllm.course.manifest import CourseError, Hole
+from minivllm.course.manifest import ROOT, CourseError, Hole
 from minivllm.course.source import Answer, Definition, bound_names, find_body, is_solves, names_used, read_answer
 
 ENVIRONMENT = "MINIVLLM_WITH"
@@ -41,15 +41,19 @@ def install(paths: Iterable[Path]) -> list[Path]:
     Of a folder, files that still are untouched stubs are left out. Call it before the engine is imported: raises
     `SpliceError` if a module with a hole is loaded already.
     """
-    files = [file for path in paths for file in _files(Path(path).resolve())]
-    finder = Finder([read_answer(file) for file in files])
+    finder = Finder.read(paths)
     for module in finder.modules:
         if module in sys.modules:
             raise SpliceError(f"{module} is imported already: call splice.install before importing the engine")
+    activate(finder)
+    return finder.files
+
+
+def activate(finder: Finder) -> None:
+    """Let a finder serve all imports from now on, in this process and in those that it starts."""
     uninstall()
     sys.meta_path.insert(0, finder)
-    os.environ[ENVIRONMENT] = os.pathsep.join(map(str, files))
-    return files
+    os.environ[ENVIRONMENT] = os.pathsep.join(map(str, finder.files))
 
 
 def install_from_environment() -> None:
@@ -81,6 +85,7 @@ class Finder(MetaPathFinder):
     """Finds engine modules that have a hole in one of the answers, and hands them to a `SplicedLoader`."""
 
     def __init__(self, answers: Sequence[Answer]) -> None:
+        self.files = [answer.path for answer in answers]
         self.modules: dict[str, list[Answer]] = {}
         owner: dict[Hole, Path] = {}
         for answer in answers:
@@ -89,6 +94,19 @@ class Finder(MetaPathFinder):
                     raise SpliceError(f"{hole} is solved in {other} and in {answer.path}: name one of them")
                 if answer not in (users := self.modules.setdefault(hole.module, [])):
                     users.append(answer)
+
+    @classmethod
+    def read(cls, paths: Iterable[Path]) -> Finder:
+        """A finder for the answers in files and folders."""
+        return cls([read_answer(file) for path in paths for file in _files(Path(path).resolve())])
+
+    def check(self) -> None:
+        """Join and compile all modules without running them. Raises `SpliceError`."""
+        for module, answers in self.modules.items():
+            spec = importlib.machinery.PathFinder.find_spec(module, [str(_folder_of(module))])
+            if spec is None or spec.origin is None:
+                raise SpliceError(f"{answers[0].path}: the engine has no module {module}")
+            splice(Path(spec.origin).read_text(), spec.origin, module, answers)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -102,6 +120,10 @@ class Finder(MetaPathFinder):
         spec.loader = SplicedLoader(fullname, spec.origin, self.modules[fullname])
         spec.cached = None
         return spec
+
+
+def _folder_of(module: str) -> Path:
+    return ROOT.joinpath(*module.split(".")[:-1])
 
 
 class SplicedLoader(importlib.machinery.SourceFileLoader):
