@@ -14,6 +14,8 @@ from typing import cast
 
 from tokenizers import Tokenizer as FastTokenizer
 
+from minivllm.config import RequestError
+
 
 @dataclass(frozen=True, slots=True)
 class Special:
@@ -42,7 +44,8 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode(self, text: str, parse_special: bool = True) -> list[int]:
         """The ids of `text`, nothing added. With `parse_special` the names of control tokens in it become those
-        tokens: right for a rendered chat template, wrong for text that must not be able to fake one."""
+        tokens: right for a rendered chat template, wrong for text that must not be able to fake one.
+        Raises `RequestError` if `text` is not valid Unicode."""
 
     def encode_prompt(self, text: str) -> list[int]:
         """The ids of a prompt: `encode`, behind the begin token if the model wants one and the text has none."""
@@ -77,11 +80,14 @@ class ByteTokenizer(Tokenizer):
 
     def encode(self, text: str, parse_special: bool = True) -> list[int]:
         """The UTF-8 bytes of `text`; no text means the two special tokens, whatever `parse_special`."""
-        return list(text.encode("utf-8"))
+        return list(utf8(text))
 
 
 class BPETokenizer(Tokenizer):
     """Byte-level byte-pair encoding (GPT-2, Llama 3, Qwen, SmolLM2), computed by the `tokenizers` package.
+
+    Bytes that have no token are lost in `encode`, as in the original tokenizers: SmolLM2 has none for six control
+    characters and for code points from U+40000 to U+BFFFF.
 
     Raises `KeyError` if a vocabulary entry is not written in GPT-2's alphabet: the tokenizer is then of another kind.
     """
@@ -100,8 +106,19 @@ class BPETokenizer(Tokenizer):
 
     def encode(self, text: str, parse_special: bool = True) -> list[int]:
         """The ids of `text`; see `Tokenizer.encode`."""
+        utf8(text)
         fast = self._with_special if parse_special else self._without_special
         return cast(list[int], fast.encode(text, add_special_tokens=False).ids)
+
+
+def utf8(text: str) -> bytes:
+    """`text` in UTF-8. Raises `RequestError` for half a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            "text", text[error.start], "half a surrogate pair is not valid Unicode; send whole characters"
+        ) from None
 
 
 @cache
