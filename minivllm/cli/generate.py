@@ -12,7 +12,7 @@ import typer
 
 from minivllm.cli.answer import cost_of
 from minivllm.cli.ask import chat_or_raw, stream_answer
-from minivllm.cli.flags import EngineFlags, SamplingFlags, with_flags
+from minivllm.cli.flags import SYSTEM, EngineFlags, SamplingFlags, System, with_flags
 from minivllm.cli.start import progress, start
 from minivllm.config import ConfigError, RequestError
 from minivllm.request import CompletionOutput, RequestOutput, SamplingParams
@@ -44,6 +44,7 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Put each prompt into the model's chat template, or give it as it is.")
     ] = False,
+    system: System = SYSTEM,
     n: Annotated[int, typer.Option("-n", "--n", help="Answers to each prompt.")] = 1,
     logprobs: Annotated[
         int | None,
@@ -65,7 +66,7 @@ def generate(
     jobs = [Job(1, "prompt", prompt)] if prompt is not None else read_prompts(prompts_file or Path())
     llm = start(engine.model, engine.config(), tell_memory=True)
     if chat:
-        jobs = [replace(job, prompt=chat_or_raw(llm, job.prompt)) for job in jobs]
+        jobs = [replace(job, prompt=chat_or_raw(llm, job.prompt, system)) for job in jobs]
     if prompt is not None and n == 1 and not as_json:
         stream_answer(llm, jobs[0].prompt, params)
     elif not run_jobs(llm, jobs, params, as_json=as_json, errors="raise" if prompt is not None else "return"):
