@@ -16,6 +16,9 @@ from minivllm.models.tokenizer import Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
+# what a template that doesn't fit the messages can raise while it runs
+TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
 Message = Mapping[str, Any]
 
 
@@ -54,7 +57,7 @@ def render_template(template: str, messages: Sequence[Message], **variables: obj
         raise
     except TemplateSyntaxError as error:
         raise RequestError("chat_template", f"line {error.lineno}", f"is not valid Jinja: {error.message}") from error
-    except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+    except TEMPLATE_ERRORS as error:
         raise RequestError("chat_template", template[:40], f"fails on these messages: {error}") from error
 
 

