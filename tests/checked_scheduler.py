@@ -6,7 +6,6 @@ every position that it attends to. It knows nothing of blocks, hashes or referen
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from minivllm.config import EngineConfig, RequestError
@@ -282,7 +281,3 @@ def snapshot(scheduler: Scheduler) -> object:
         {key: list(copies) for key, copies in kv.pool.published.items()},
         {uid: (table.ids, table.num_published) for uid, table in kv.tables.items()},
     )
-
-
-def count(events: Iterable[TraceEvent]) -> Counter[EventKind]:
-    return Counter(event.kind for event in events)

@@ -112,7 +112,7 @@ def read_trace(path: str | Path) -> tuple[TraceHeader, list[TraceEvent]]:
         events = []
         for number, line in enumerate(lines[1:], 2):  # noqa: B007
             events.append(load_event(line))
-    except (IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise TraceError(f"trace {str(path)!r}, line {number}: not a minivllm trace ({error})") from error
     return header, events
 

@@ -26,7 +26,8 @@ def run_cell(cell: Cell) -> None:
     requests = workload(cell.max_model_len, VOCAB, EOS)
     scheduler = make_scheduler(cell, requests, EOS)
     model = IntegerModel(num_blocks(cell, requests), cell.block_size, VOCAB)
-    assert run(cell, scheduler, requests, model.execute) == expected(cell.max_model_len)
+    said = run(cell, scheduler, requests, model.execute)
+    assert said == expected(cell.max_model_len), "the configuration changed what is said"
     prove(cell, requests, list(scheduler.recorder.events))
 
 

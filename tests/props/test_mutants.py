@@ -6,7 +6,6 @@ from itertools import islice
 
 import pytest
 
-from minivllm.config import MinivllmError
 from minivllm.kv import manager, prefix
 from minivllm.kv.block_pool import NULL_BLOCK, BlockPool, FreeList
 from minivllm.kv.block_table import BlockTable
@@ -121,7 +120,7 @@ class Mutant:
 
 
 MUTANTS = [
-    Mutant("a stale hash is kept on reuse", BlockPool, "allocate", allocate_keeping_hashes, (slots, lattice, books)),
+    Mutant("a stale hash is kept on reuse", BlockPool, "allocate", allocate_keeping_hashes, (slots, lattice)),
     Mutant("a hash doesn't cover what is before it", prefix, "hash_block", hash_block_alone, (slots, lattice)),
     Mutant("the last token comes from the cache", manager, "longest_hit", hit_to_the_last_token, (slots, lattice)),
     Mutant("sharing takes no reference", BlockPool, "touch", touch_without_sharing, (slots, lattice, books)),
@@ -138,7 +137,7 @@ PAIRS = [pytest.param(m, check, id=f"{m.name}-{check.__name__}") for m in MUTANT
 @pytest.mark.parametrize(("mutant", "checker"), PAIRS)
 def test_a_seeded_fault_is_found(mutant, checker, monkeypatch):
     monkeypatch.setattr(mutant.owner, mutant.function, mutant.replacement)
-    with pytest.raises((AssertionError, IndexError, KeyError, ValueError, MinivllmError)):
+    with pytest.raises((AssertionError, IndexError, ValueError)):
         checker()
 
 

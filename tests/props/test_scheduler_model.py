@@ -1,11 +1,14 @@
 """Any requests, any switches, any order of events: every step is checked against the physical slots and the rules."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from minivllm.plan import EventKind
 from tests.checked_scheduler import CheckedScheduler
 from tests.strategies import EOS, engines, requests, tokens
+from tests.walks import walk_scheduler
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -47,4 +50,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(settings.get_profile(settings._current_profile), stateful_step_count=12)
+TestScheduler.settings = settings(stateful_step_count=12)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_long_run_in_a_tight_pool_keeps_every_rule_and_replays(seed):
+    walk_scheduler(seed).check_replay()
+
+
+def test_the_long_runs_meet_everything_that_can_happen():
+    seen = {event.kind for seed in range(25) for event in walk_scheduler(seed).scheduler.recorder.events}
+    assert seen == set(EventKind) - {EventKind.ABORTED, EventKind.STOPPED}
