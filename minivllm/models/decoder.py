@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minivllm.config import ModelConfig, ModelError
-from minivllm.models.layers import PackedLinear, Rotary, rms_norm, rotate
+from minivllm.models.layers import PackedLinear, Rotary, gated_silu, rms_norm, rotate
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """`attention(layer, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, H, D]`: stores K and V, then attends."""
@@ -45,8 +45,8 @@ class DecoderLayer:
         self.qkv = self._load_qkv(weights)
         self.qk_norm = self._load_qk_norm(weights) if config.qk_norm else None
         self.output = PackedLinear(weights.get(self._prefix + "self_attn.o_proj.weight", hidden, heads))
-        self.gate = PackedLinear(weights.get(self._prefix + "mlp.gate_proj.weight", inner, hidden))
-        self.up = PackedLinear(weights.get(self._prefix + "mlp.up_proj.weight", inner, hidden))
+        gate_up = [weights.get(f"{self._prefix}mlp.{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
+        self.gate_up = PackedLinear(torch.cat(gate_up))
         self.down = PackedLinear(weights.get(self._prefix + "mlp.down_proj.weight", hidden, inner))
 
     def _load_qkv(self, weights: Weights) -> PackedLinear:
@@ -68,10 +68,10 @@ class DecoderLayer:
         return torch.cat((query, key))
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
-        """Residual stream [T, hidden_size] -> the same, one layer on."""
-        hidden = self.output.plus(self._attend(hidden, cos, sin, attention), hidden)
+        """Residual stream [T, hidden_size] -> the same tensor, one layer on."""
+        hidden.add_(self.output(self._attend(hidden, cos, sin, attention)))
         normed = rms_norm(hidden, self.post_attention_norm, self.config.rms_norm_eps)
-        return self.down.plus(self.up.times(normed, self.gate.silu(normed)), hidden)
+        return hidden.add_(self.down(gated_silu(self.gate_up(normed))))
 
     def _attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
         config = self.config

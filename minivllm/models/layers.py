@@ -23,8 +23,7 @@ class PackedLinear:
     """`x @ weight.T + bias` for x [T, in] with weight [out, in], in oneDNN's blocked layout where that exists.
 
     On a CPU a row-major bfloat16 weight is read far below memory speed when T is small; packed once at load, it's read
-    at full speed. The same call applies what follows the product (SiLU, a product, a sum) while the result is still in
-    registers. `weight` is freed by whoever holds it no longer.
+    at full speed.
     """
 
     __slots__ = ("bias", "packed", "weight")
@@ -36,25 +35,9 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Linear layer: [T, in] -> [T, out]."""
-        return self._pointwise(x, "none") if self.packed else F.linear(x, self.weight, self.bias)
-
-    def silu(self, x: Tensor) -> Tensor:
-        """`silu(linear(x))`: [T, in] -> [T, out]."""
-        return self._pointwise(x, "swish") if self.packed else F.silu(F.linear(x, self.weight, self.bias))
-
-    def times(self, x: Tensor, other: Tensor) -> Tensor:
-        """`linear(x) * other`: [T, in], [T, out] -> [T, out]."""
-        return self._binary(x, other, "mul") if self.packed else F.linear(x, self.weight, self.bias) * other
-
-    def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """`linear(x) + other`: [T, in], [T, out] -> [T, out]."""
-        return self._binary(x, other, "add") if self.packed else F.linear(x, self.weight, self.bias) + other
-
-    def _pointwise(self, x: Tensor, after: str) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, after, [], "")
-
-    def _binary(self, x: Tensor, other: Tensor, after: str) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, other, self.weight, self.bias, after)
+        if self.packed:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return F.linear(x, self.weight, self.bias)
 
 
 @cache
@@ -77,10 +60,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
     """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-    scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    return torch.mul(x, scale, out=torch.empty_like(x)).mul_(weight)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return F.rms_norm(wide, x.shape[-1:], None, eps).to(x.dtype).mul_(weight)
+
+
+def gated_silu(gate_up: Tensor) -> Tensor:
+    """`silu(gate) * up` for gate and up side by side, [T, 2 * inner] -> [T, inner]. Shazeer, "GLU Variants", 2020."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate).mul_(up)
 
 
 def rotary_frequencies(config: ModelConfig) -> Tensor:

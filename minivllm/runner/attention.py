@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from minivllm.models.decoder import Attention
@@ -37,22 +35,22 @@ class ReferenceAttention:
         """See `AttentionBackend`."""
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self.cache.write(layer, batch.slot_mapping, k, v)
+            self.cache.write(layer, self.cache.rows_to_write(batch.slot_mapping), k, v)
             rows = zip(batch.query_starts, batch.query_starts[1:], batch.starts, batch.block_tables, strict=False)
             outputs = []
             for begin, end, start, table in rows:
                 for offset, query in enumerate(q[begin:end]):
-                    past = self._gather(layer, table, start + offset + 1)
-                    outputs.append(attend_one(query, past[:, 0], past[:, 1]))
+                    outputs.append(attend_one(query, *self._gather(layer, table, start + offset + 1)))
             return torch.stack(outputs).to(q.dtype)
 
         return attend
 
-    def _gather(self, layer: int, table: Tensor, length: int) -> Tensor:
-        """K and V of positions 0 .. length - 1: [length, 2, Hkv, D]."""
+    def _gather(self, layer: int, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """K and V of positions 0 .. length - 1, each [length, Hkv, D]."""
         size = self.cache.block_size
         slots = [int(table[position // size]) * size + position % size for position in range(length)]
-        return torch.stack([self.cache.layers[layer][slot] for slot in slots])
+        k, v = torch.stack([self.cache.layers[layer][:, slot] for slot in slots]).chunk(2, 1)
+        return k, v
 
 
 def attend_one(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -70,61 +68,121 @@ def attend_one(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 class TorchAttention:
-    """Rows of one token batched over padded contexts, longer rows one by one."""
+    """Attention as few, large matrix products. Rows of one token (decodes) share them, bucketed by context length; a
+    longer row (a prefill chunk) has its own."""
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
 
     def prepare(self, batch: InputBatch) -> Attention:
         """See `AttentionBackend`."""
-        lengths = [end - begin for begin, end in zip(batch.query_starts, batch.query_starts[1:], strict=False)]
-        parts = [self._plan_decodes(batch, [r for r, length in enumerate(lengths) if length == 1])]
-        parts += [self._plan_prefill(batch, r) for r, length in enumerate(lengths) if length > 1]
-        slots = batch.slot_mapping
+        written = self.cache.rows_to_write(batch.slot_mapping)
+        decodes = [row for row in range(len(batch.starts)) if batch.context_lengths[row] - batch.starts[row] == 1]
+        buckets = bucket_by_length([batch.context_lengths[row] for row in decodes])
+        parts: list[Part] = [DecodePart(self.cache, batch, [decodes[i] for i in bucket]) for bucket in buckets]
+        chunks = sorted(set(range(len(batch.starts))) - set(decodes))
+        parts += [PrefillPart(self.cache, batch, row) for row in chunks]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self.cache.write(layer, slots, k, v)
-            output = torch.empty_like(q)
+            self.cache.write(layer, written, k, v)
+            output = torch.empty_like(q, memory_format=torch.contiguous_format)
             for part in parts:
-                part(layer, q, output)
+                part.attend(layer, q, output)
             return output
 
         return attend
 
-    def _plan_decodes(self, batch: InputBatch, rows: list[int]) -> Callable[[int, Tensor, Tensor], None]:
-        tokens = torch.tensor([batch.query_starts[row] for row in rows], dtype=torch.int64)
-        lengths = torch.tensor([batch.context_lengths[row] for row in rows])
-        longest = int(lengths.max()) if rows else 0
-        slots = batch.slots(rows, longest).view(-1) if rows else tokens
-        mask = torch.arange(longest)[None, None, None] < lengths[:, None, None, None] if rows else None
 
-        def attend(layer: int, q: Tensor, output: Tensor) -> None:
-            if not rows:
-                return
-            cache = self.cache.layers[layer]
-            kv = cache.index_select(0, slots).view(len(rows), longest, *cache.shape[1:])
-            k, v = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
-            folded = q.index_select(0, tokens).unflatten(1, (k.shape[1], -1))
-            attended = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask)
-            output.index_copy_(0, tokens, attended.flatten(1, 2))
+class Part(Protocol):
+    """Some rows of a step that attend together."""
 
-        return attend
+    def attend(self, layer: int, q: Tensor, output: Tensor) -> None:
+        """Fill this part's tokens of `output` from its tokens of q, both [T, H, D]."""
+        ...
 
-    def _plan_prefill(self, batch: InputBatch, row: int) -> Callable[[int, Tensor, Tensor], None]:
-        begin, end, start = batch.query_starts[row], batch.query_starts[row + 1], batch.starts[row]
-        length = batch.context_lengths[row]
-        slots = batch.slots([row], length)[0]
-        mask = torch.arange(length) <= torch.arange(start, length)[:, None] if start else None
 
-        def attend(layer: int, q: Tensor, output: Tensor) -> None:
-            past = self.cache.layers[layer].index_select(0, slots)
-            k, v = past[:, 0].transpose(0, 1)[None], past[:, 1].transpose(0, 1)[None]
-            attended = F.scaled_dot_product_attention(
-                q[begin:end].transpose(0, 1)[None], k, v, attn_mask=mask, is_causal=start == 0, enable_gqa=True
-            )
-            output[begin:end] = attended[0].transpose(0, 1)
+ALLOWED_PADDING = 1024
+"""Slots that a bucket may gather in vain: about what a bucket more would cost instead."""
 
-        return attend
+LENGTH_STEP = 64
+"""Padded lengths are multiples of this: oneDNN builds and keeps a kernel for each shape, so shapes should recur."""
+
+
+def bucket_by_length(lengths: list[int], allowed_padding: int = ALLOWED_PADDING) -> list[list[int]]:
+    """Group indices of `lengths`, longest first, so that padding each group to its longest wastes at most
+    `allowed_padding` in a group."""
+    buckets: list[list[int]] = []
+    padding = allowed_padding + 1
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        padding += lengths[buckets[-1][0]] - lengths[index] if buckets else 0
+        if padding > allowed_padding:
+            buckets.append([])
+            padding = 0
+        buckets[-1].append(index)
+    return buckets
+
+
+class DecodePart:
+    """B rows of one token over contexts padded to S. Query heads that share a KV head are rows of one product:
+    [Hkv * B, G, D] against [Hkv * B, S, D], so K and V are neither repeated nor read twice."""
+
+    def __init__(self, cache: KVCache, batch: InputBatch, rows: list[int]) -> None:
+        self.cache = cache
+        lengths = [batch.context_lengths[row] for row in rows]
+        self.length = -(-max(lengths) // LENGTH_STEP) * LENGTH_STEP
+        self.tokens = torch.tensor([batch.query_starts[row] for row in rows], device=batch.slot_mapping.device)
+        self.past = cache.rows_to_read(batch.slots(rows, self.length).flatten())
+        self.mask = self._mask(torch.tensor(lengths, device=self.tokens.device))
+
+    def _mask(self, lengths: Tensor) -> Tensor:
+        """0 within a row's context and -inf in its padding: [Hkv * B, 1, S]."""
+        outside = torch.arange(self.length, device=lengths.device) >= lengths[:, None]
+        mask = torch.zeros(outside.shape, dtype=self.cache.layers[0].dtype, device=lengths.device)
+        return mask.masked_fill_(outside, -math.inf).repeat(self.cache.num_kv_heads, 1)[:, None]
+
+    def attend(self, layer: int, q: Tensor, output: Tensor) -> None:
+        """See `Part`."""
+        heads, dim = self.cache.num_kv_heads, self.cache.head_dim
+        k, v = (x.reshape(-1, self.length, dim) for x in self.cache.read(layer, self.past))
+        queries = q.index_select(0, self.tokens).view(len(self.tokens), heads, -1, dim)
+        queries = queries.transpose(0, 1).reshape(len(k), -1, dim)
+        scores = torch.baddbmm(self.mask, queries, k.transpose(1, 2), alpha=dim**-0.5)
+        attended = torch.bmm(torch.softmax(scores, -1), v).view(heads, len(self.tokens), -1, dim)
+        output.index_copy_(0, self.tokens, attended.transpose(0, 1).flatten(1, 2))
+
+
+QUERY_CHUNK = 256
+"""Queries of a prefill row that attend at once: the scores of a chunk stay in the cache of the CPU."""
+
+
+class PrefillPart:
+    """One row of several tokens. A chunk of queries attends to all that comes before it and, masked, to itself."""
+
+    def __init__(self, cache: KVCache, batch: InputBatch, row: int) -> None:
+        self.cache = cache
+        self.begin, self.end = batch.query_starts[row : row + 2]
+        self.start = batch.starts[row]
+        self.past = cache.rows_to_read(batch.slots([row], batch.context_lengths[row])[0])
+        size = min(QUERY_CHUNK, self.end - self.begin)
+        mask = torch.full((size, size), -math.inf, dtype=cache.layers[0].dtype, device=self.past.device)
+        self.mask = mask.triu_(1)
+
+    def attend(self, layer: int, q: Tensor, output: Tensor) -> None:
+        """See `Part`."""
+        k, v = self.cache.read(layer, self.past)
+        for begin in range(self.begin, self.end, QUERY_CHUNK):
+            end = min(begin + QUERY_CHUNK, self.end)
+            seen = self.start + end - self.begin
+            output[begin:end] = self._attend_chunk(q[begin:end], k[:, :seen], v[:, :seen])
+
+    def _attend_chunk(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The last C of S tokens: q [C, H, D], k and v [Hkv, S, D] -> [C, H, D]."""
+        (size, heads, dim), planes = q.shape, len(k)
+        queries = q.transpose(0, 1).reshape(planes, -1, dim)
+        ignored = queries.new_empty(())
+        scores = torch.baddbmm(ignored, queries, k.transpose(1, 2), beta=0, alpha=dim**-0.5)
+        scores.view(heads, size, -1)[:, :, -size:].add_(self.mask[:size, :size])
+        return torch.bmm(torch.softmax(scores, -1), v).view(heads, size, dim).transpose(0, 1)
 
 
 def make_attention(name: str, cache: KVCache) -> AttentionBackend:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import torch
 
 from minivllm.config import ConfigError, EngineConfig, ModelConfig

@@ -74,14 +74,10 @@ def test_a_weight_of_another_shape_is_named():
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 def test_packed_linear_is_a_linear_layer(dtype, with_bias):
     generator = torch.Generator().manual_seed(1)
-    x, w, b, other = (torch.randn(s, generator=generator).to(dtype) for s in ((5, 24), (16, 24), (16,), (5, 16)))
+    x, w, b = (torch.randn(shape, generator=generator).to(dtype) for shape in ((5, 24), (16, 24), (16,)))
     bias = b if with_bias else None
-    linear, plain = PackedLinear(w, bias), torch.nn.functional.linear(x, w, bias)
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(linear(x), plain, **tolerance)
-    torch.testing.assert_close(linear.silu(x), torch.nn.functional.silu(plain), **tolerance)
-    torch.testing.assert_close(linear.times(x, other), plain * other, **tolerance)
-    torch.testing.assert_close(linear.plus(x, other), plain + other, **tolerance)
+    torch.testing.assert_close(PackedLinear(w, bias)(x), torch.nn.functional.linear(x, w, bias), **tolerance)
 
 
 def test_llama3_scaling_keeps_fast_and_slows_slow_frequencies():
