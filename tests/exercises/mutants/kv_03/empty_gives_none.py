@@ -1,0 +1,40 @@
+"""pop_head() of an empty list gives an IndexError, not OutOfBlocks: callers that preempt never see it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from minivllm.course import solves
+from minivllm.kv.block_pool import Block
+
+
+@solves("minivllm.kv.block_pool:FreeList")
+class FreeList:
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[Block, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(list(self._blocks))
+
+    def pop_head(self) -> Block:
+        if not self._blocks:
+            raise IndexError("empty")
+        return self._blocks.popitem(last=False)[0]
+
+    def remove(self, block: Block) -> None:
+        if block not in self._blocks:
+            raise ValueError(f"block {block.id} is not in the free list")
+        del self._blocks[block]
+
+    def append(self, block: Block) -> None:
+        if block in self._blocks:
+            raise ValueError(f"block {block.id} is in the free list already")
+        self._blocks[block] = None
+
+    def prepend(self, block: Block) -> None:
+        self.append(block)
+        self._blocks.move_to_end(block, last=False)

@@ -1,0 +1,38 @@
+"""remove() of a block that is not in the list is silently nothing."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from minivllm.course import solves
+from minivllm.kv.block_pool import Block, OutOfBlocks
+
+
+@solves("minivllm.kv.block_pool:FreeList")
+class FreeList:
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[Block, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(list(self._blocks))
+
+    def pop_head(self) -> Block:
+        if not self._blocks:
+            raise OutOfBlocks("empty")
+        return self._blocks.popitem(last=False)[0]
+
+    def remove(self, block: Block) -> None:
+        self._blocks.pop(block, None)
+
+    def append(self, block: Block) -> None:
+        if block in self._blocks:
+            raise ValueError(f"block {block.id} is in the free list already")
+        self._blocks[block] = None
+
+    def prepend(self, block: Block) -> None:
+        self.append(block)
+        self._blocks.move_to_end(block, last=False)

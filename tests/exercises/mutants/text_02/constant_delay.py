@@ -1,0 +1,40 @@
+"""Always holds back as many characters as the longest stop string has, less one: safe, and every word comes late (vLLM #11089)."""
+
+from __future__ import annotations
+
+from minivllm.course import solves
+
+
+@solves("minivllm.sample.stop:StopChecker")
+class StopChecker:
+    def __init__(self, stop: tuple[str, ...], include: bool = False) -> None:
+        self.stop, self.include, self.matched = stop, include, None
+        self._text, self._shown = "", 0
+
+    @property
+    def held(self) -> str:
+        return self._text[self._shown :]
+
+    def feed(self, text: str, final: bool = False, active: bool = True) -> tuple[str, str | None]:
+        if self.matched is not None:
+            return "", self.matched
+        old, self._text = len(self._text), self._text + text
+        match = self.match(old) if active else None
+        if match is not None:
+            start, self.matched = match
+            return self.show(start + len(self.matched) if self.include else start), self.matched
+        return self.show(len(self._text) - (0 if final or self.include else self.growing())), None
+
+    def show(self, end: int) -> str:
+        new, self._shown = self._text[self._shown : end], max(end, self._shown)
+        return new
+
+    def match(self, old: int) -> tuple[int, str] | None:
+        for end in range(old + 1, len(self._text) + 1):
+            for stop in self.stop:
+                if self._text[:end].endswith(stop):
+                    return end - len(stop), stop
+        return None
+
+    def growing(self) -> int:
+        return min(max(map(len, self.stop), default=1) - 1, len(self._text) - self._shown)
