@@ -6,6 +6,7 @@ model, where this takes 0.1 s. Layout: "GGUF" specification, ggml repository, do
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Mapping
@@ -39,7 +40,7 @@ class GGUFTensor:
 
     @property
     def num_bytes(self) -> int:
-        return self.format.num_bytes(_product(self.shape))
+        return self.format.num_bytes(math.prod(self.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +54,31 @@ class GGUFFile:
 
     def text(self, key: str, default: str | None = None) -> str:
         """The string under `key`; `ModelError` if it is missing (and has no default) or no string."""
-        return _typed(self, key, default, str)
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self._wrong_type(key, value)
+        return value
 
     def integer(self, key: str, default: int | None = None) -> int:
         """The whole number under `key`; errors as in `text`."""
-        return _typed(self, key, default, int)
+        value = self._value(key, default)
+        if not isinstance(value, int):
+            raise self._wrong_type(key, value)
+        return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """The number under `key`; errors as in `text`."""
-        return float(_typed(self, key, default, (int, float)))
+        value = self._value(key, default)
+        if not isinstance(value, (int, float)):
+            raise self._wrong_type(key, value)
+        return float(value)
 
     def array(self, key: str) -> list[Scalar]:
         """The array under `key`; errors as in `text`."""
-        return _typed(self, key, None, list)
+        value = self._value(key, None)
+        if not isinstance(value, list):
+            raise self._wrong_type(key, value)
+        return value
 
     def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """Dequantise tensor `name` to `dtype`, shape as in `tensors`."""
@@ -77,6 +90,17 @@ class GGUFFile:
         for target, source in zip(out.split(step), blocks.split(step), strict=True):
             target.copy_(tensor.format.decode(source))
         return out.view(tensor.shape)
+
+    def _value(self, key: str, default: Scalar | None) -> Value:
+        value = self.metadata.get(key, default)
+        if value is None:
+            raise ModelError(f"{self.path}: metadata {key} is missing; the file is incomplete, convert the model again")
+        return value
+
+    def _wrong_type(self, key: str, value: Value) -> ModelError:
+        return ModelError(
+            f"{self.path}: metadata {key}={str(value)[:40]!r} has the wrong type; convert the model again"
+        )
 
 
 def read_gguf(path: Path) -> GGUFFile:
@@ -179,22 +203,6 @@ def _tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], BlockFormat, in
         raise ModelError(
             f"{cursor.path}: tensor {name} is quantised as {type_name(kind)}, which is not supported; use a file of {known}"
         )
-    if _product(shape[-1:]) % form.block_elements:
-        raise cursor.truncated(f"tensor {name}: rows of {shape[-1]} are no multiple of the {form.name} block")
+    if (shape[-1] if shape else 1) % form.block_elements:
+        raise cursor.truncated(f"tensor {name}: its rows are no multiple of the {form.name} block")
     return name, shape, form, offset
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for length in shape:
-        total *= length
-    return total
-
-
-def _typed(file, key, default, kind):  # type: ignore[no-untyped-def]
-    value = file.metadata.get(key, default)
-    if value is None:
-        raise ModelError(f"{file.path}: metadata {key} is missing; the file is incomplete, convert the model again")
-    if not isinstance(value, kind):
-        raise ModelError(f"{file.path}: metadata {key}={str(value)[:40]!r} has the wrong type; convert the model again")
-    return value

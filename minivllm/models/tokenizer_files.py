@@ -32,10 +32,12 @@ def tokenizer_from_gguf(file: GGUFFile, eos_token_ids: tuple[int, ...]) -> BPETo
         raise ModelError(f"{file.path}: tokenizer {model} is not supported; use a model with byte-level BPE (gpt2)")
     texts = [str(text) for text in file.array("tokenizer.ggml.tokens")]
     kinds = file.array("tokenizer.ggml.token_type")
+    if len(kinds) != len(texts):
+        raise ModelError(f"{file.path}: {len(texts)} tokens but {len(kinds)} token types; convert the model again")
     split = file.text("tokenizer.ggml.pre", "(none)")
     fast = Tokenizer(_bpe(file, texts, kinds, ignore_merges=split == "llama-bpe"))
     _set_splitting(fast, split, file.path)
-    added = [(text, kind) for text, kind in zip(texts, kinds, strict=False) if kind in (UNKNOWN, CONTROL, USER_DEFINED)]
+    added = [(text, kind) for text, kind in zip(texts, kinds, strict=True) if kind in (UNKNOWN, CONTROL, USER_DEFINED)]
     fast.add_special_tokens([AddedToken(text, normalized=False) for text, kind in added if kind != USER_DEFINED])
     fast.add_tokens([AddedToken(text, normalized=False) for text, kind in added if kind == USER_DEFINED])
     bos = file.integer("tokenizer.ggml.bos_token_id", -1)
@@ -69,7 +71,7 @@ def tokenizer_from_folder(folder: Path, eos_token_ids: tuple[int, ...]) -> BPETo
 
 def _bpe(file: GGUFFile, texts: list[str], kinds: list[Any], *, ignore_merges: bool) -> BPE:
     """The byte-pair model. Entries marked unused only fill the embedding and stand for no text."""
-    vocab = {text: token for token, (text, kind) in enumerate(zip(texts, kinds, strict=False)) if kind != UNUSED}
+    vocab = {text: token for token, (text, kind) in enumerate(zip(texts, kinds, strict=True)) if kind != UNUSED}
     pairs = [str(merge).partition(" ") for merge in file.array("tokenizer.ggml.merges")]
     try:
         return BPE(vocab, [(left, right) for left, _, right in pairs], ignore_merges=ignore_merges)
