@@ -32,25 +32,34 @@ class Track:
     num_hit: int = 0
 
 
-def draw_timeline(source: Scheduler | LLM, title: str = "who ran when") -> Film:
-    """Every step of everything that a scheduler, or the engine of an `LLM`, has run so far."""
+def draw_timeline(source: Scheduler | LLM, since: int = 1, title: str = "who ran when") -> Film:
+    """Every step, from step `since` on, of what a scheduler, or the engine of an `LLM`, has run so far."""
     events = list(scheduler_of(source).recorder.events)
     tracks: dict[str, Track] = {}
     for event in events:
         _follow(tracks, event)
-    num_steps = max(event.step for event in events)
-    film = Film(WIDTH, HEAD + ROW * len(tracks) + 4, title, legend=LEGEND)
-    pitch = min((WIDTH - LEFT - 4) / num_steps, WIDEST)
+    steps = range(since, max(event.step for event in events) + 1)
+    shown = {name: track for name, track in tracks.items() if (track.last or since) >= since}
+    film = Film(WIDTH, HEAD + ROW * len(shown) + 4, title, legend=LEGEND)
+    pitch = min((WIDTH - LEFT - 4) / len(steps), WIDEST)
     looks: dict[int, Look] = {}
-    for row, (name, track) in enumerate(tracks.items()):
-        film.labels.append(Label(LEFT - 6, HEAD + ROW * row + 16, name, "name"))
-        for step in range(track.since, (track.last or num_steps) + 1):
-            box = film.add_box(LEFT + (step - 1) * pitch, HEAD + ROW * row, pitch - 2, ROW - 4)
-            looks[box] = _narrow(track.looks.get(step, Look("wait", "", "", f"{name} waits in step {step}")), pitch)
-    film.labels += _step_numbers(num_steps, pitch)
-    film.frames.append(Frame(f"{len(tracks)} sequences, {num_steps} steps", looks))
-    film.text = "\n".join(f"  {name:>6}: {_row_text(track, num_steps)}" for name, track in tracks.items())
+    for row, (name, track) in enumerate(shown.items()):
+        looks |= _draw_row(film, row, name, track, steps, pitch)
+    film.labels += _step_numbers(steps, pitch)
+    film.frames.append(Frame(f"{len(shown)} sequences, {len(steps)} steps", looks))
+    film.text = "\n".join(f"  {name:>6}: {_row_text(track, steps)}" for name, track in shown.items())
     return film
+
+
+def _draw_row(film: Film, row: int, name: str, track: Track, steps: range, pitch: float) -> dict[int, Look]:
+    """A box for each step from the sequence's arrival to its end."""
+    film.labels.append(Label(LEFT - 6, HEAD + ROW * row + 16, name, "name"))
+    looks = {}
+    for step in steps:
+        if track.since <= step <= (track.last or step):
+            box = film.add_box(LEFT + (step - steps[0]) * pitch, HEAD + ROW * row, pitch - 2, ROW - 4)
+            looks[box] = _narrow(track.looks.get(step, Look("wait", "", "", f"{name} waits in step {step}")), pitch)
+    return looks
 
 
 def _follow(tracks: dict[str, Track], event: TraceEvent) -> None:
@@ -91,11 +100,10 @@ def _narrow(look: Look, pitch: float) -> Look:
     return look if len(look.label) * 6.5 + 3 <= pitch else Look(look.kind, "", "", look.title)
 
 
-def _step_numbers(num_steps: int, pitch: float) -> list[Label]:
+def _step_numbers(steps: range, pitch: float) -> list[Label]:
     every = max(1, round(34 / pitch))
-    steps = range(1, num_steps + 1, every)
-    return [Label(LEFT + (step - 1) * pitch + (pitch - 2) / 2, 13, str(step), "tick") for step in steps]
+    return [Label(LEFT + (s - steps[0]) * pitch + (pitch - 2) / 2, 13, str(s), "tick") for s in steps[::every]]
 
 
-def _row_text(track: Track, num_steps: int) -> str:
-    return " ".join(f"{track.looks[s].label if s in track.looks else '.':>3}" for s in range(1, num_steps + 1))
+def _row_text(track: Track, steps: range) -> str:
+    return " ".join(f"{track.looks[s].label if s in track.looks else '.':>3}" for s in steps)

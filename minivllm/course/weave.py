@@ -10,6 +10,7 @@ outputs, and runs nothing. Cells tagged `volatile` (timings) run, but their outp
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from minivllm.course.manifest import ROOT, CourseError
 
 LESSONS = ROOT / "lessons"
 SECONDS = 120
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 VOLATILE_NOTE = "(differs from run to run: run this cell to see yours)\n"
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -99,6 +101,7 @@ def execute(notebook: nbformat.NotebookNode, name: str) -> None:
         environment = os.environ | {
             "PYTHONPATH": str(ROOT),
             "PYTHONHASHSEED": "0",
+            "OMP_NUM_THREADS": "1",  # sums come in one order, whatever the machine
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "IPYTHONDIR": scratch,  # nobody's start-up files
@@ -114,7 +117,7 @@ def execute(notebook: nbformat.NotebookNode, name: str) -> None:
         try:
             client.execute(env=environment)
         except nbclient.exceptions.CellExecutionError as error:
-            raise WeaveError(f"{name}: a cell fails\n{error}") from None
+            raise WeaveError(f"{name}: a cell fails\n{_ANSI.sub('', str(error))}") from None
         except nbclient.exceptions.CellTimeoutError as error:
             raise WeaveError(f"{name}: a cell takes more than {SECONDS} s\n{error}") from None
 
