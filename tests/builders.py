@@ -1,5 +1,7 @@
 """Small requests and schedulers, and one step with tokens out of the hand: what scheduler tests start from."""
 
+from zlib import crc32
+
 from minivllm.config import EngineConfig
 from minivllm.kv.manager import KVCacheManager
 from minivllm.plan import EventKind, StepPlan, TraceEvent
@@ -19,7 +21,7 @@ def make_request(
     **params: object,
 ) -> Request:
     """A request; a prompt given as a number is that many tokens which no other request has."""
-    tokens = [hash((id, i)) % 10_007 + 100 for i in range(prompt)] if isinstance(prompt, int) else list(prompt)
+    tokens = [crc32(f"{id}/{i}".encode()) for i in range(prompt)] if isinstance(prompt, int) else list(prompt)
     return Request(
         id,
         tokens,

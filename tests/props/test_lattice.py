@@ -42,6 +42,25 @@ def test_cells_are_left_out_only_where_the_engine_refuses():
             make_scheduler(cell, workload(cell.max_model_len, VOCAB, EOS), EOS)
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("position", range(6))
+def test_one_wrong_slot_changes_what_is_said(layer, position):
+    cell = Cell(12, 4, 64, caching=True, tight=True, mixed=False, chunked=True, policy="fcfs")
+    request = workload(cell.max_model_len, VOCAB, EOS)[0]
+    scheduler = make_scheduler(cell, [request], EOS)
+    model = IntegerModel(num_blocks(cell, [request]), cell.block_size, VOCAB)
+
+    def execute(plan):
+        (row,) = plan.rows
+        if row.start == len(request.prompt_token_ids):
+            model.layers[layer][row.block_ids[position // 4] * 4 + position % 4] += 1
+        return model.execute(plan)
+
+    said = run(cell, scheduler, [request], execute)
+    assert said[request.id, 0][:1] == expected(cell.max_model_len)[request.id, 0][:1]
+    assert said[request.id, 0] != expected(cell.max_model_len)[request.id, 0]
+
+
 @pytest.mark.parametrize("max_model_len", LENGTHS)
 def test_the_workload_tells_requests_siblings_and_ends_apart(max_model_len):
     said = expected(max_model_len)
