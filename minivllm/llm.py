@@ -24,7 +24,9 @@ class LLM:
     All methods share one engine: requests of several callers run in the same batches.
     """
 
-    def __init__(self, model: str | Path | None = None, config: EngineConfig | None = None, *, engine: Engine | None = None) -> None:
+    def __init__(
+        self, model: str | Path | None = None, config: EngineConfig | None = None, *, engine: Engine | None = None
+    ) -> None:
         self.engine = engine or start_engine(model, config or EngineConfig())
         self._ids = itertools.count()
         self._stepper: asyncio.Task[None] | None = None
@@ -37,7 +39,7 @@ class LLM:
     def request(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Request:
         """Tokenise and check a prompt; raises `RequestError` if it is empty or leaves no room in the context."""
         text = prompt if isinstance(prompt, str) else None
-        ids = self.engine.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.engine.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_tokens(ids, params)
         room = self.engine.max_model_len - len(ids)
         return Request(
@@ -53,7 +55,9 @@ class LLM:
     def _check_tokens(self, ids: list[int], params: SamplingParams) -> None:
         longest = self.engine.max_model_len - 1
         if not 1 <= len(ids) <= longest:
-            raise RequestError("prompt", f"{len(ids)} tokens", f"must have 1 to {longest} tokens to leave room for an answer")
+            raise RequestError(
+                "prompt", f"{len(ids)} tokens", f"must have 1 to {longest} tokens to leave room for an answer"
+            )
         vocab = self.engine.model_config.vocab_size
         if not 0 <= min(ids) <= max(ids) < vocab:
             raise RequestError("prompt", max(ids, key=abs), f"token ids must be in [0, {vocab})")
@@ -100,8 +104,11 @@ class LLM:
         queue: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         core = self.engine.core
-        await asyncio.to_thread(core.add, request, lambda out: loop.call_soon_threadsafe(queue.put_nowait, out), stream=True)
-        self._step_in_background(queue)
+        await asyncio.to_thread(
+            core.add, request, lambda out: loop.call_soon_threadsafe(queue.put_nowait, out), stream=True
+        )
+        self._streams.add(queue)
+        self._step_in_background()
         try:
             while True:
                 output = await queue.get()
@@ -111,11 +118,11 @@ class LLM:
                 if output.finished:
                     return
         finally:
+            self._streams.discard(queue)
             await asyncio.shield(asyncio.to_thread(core.abort, request.id))
 
-    def _step_in_background(self, queue: asyncio.Queue[RequestOutput | BaseException]) -> None:
+    def _step_in_background(self) -> None:
         """See to it that somebody steps the engine while requests are there; a failed step reaches every stream."""
-        self._streams.add(queue)
         if self._stepper is None or self._stepper.done():
             self._stepper = asyncio.create_task(self._step_until_idle())
 
@@ -126,9 +133,6 @@ class LLM:
         except BaseException as error:
             for queue in self._streams:
                 queue.put_nowait(error)
-            raise
-        finally:
-            self._streams.clear()
 
     # offline runs
 

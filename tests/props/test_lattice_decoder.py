@@ -1,0 +1,99 @@
+"""The lattice again, with real attention: a tiny decoder in float64, and SmolLM2 in float32 where gaps allow a verdict."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from minivllm.config import ModelConfig
+from minivllm.models.decoder import Decoder
+from minivllm.request import SampledToken
+from minivllm.runner.model_runner import ModelRunner
+from tests.lattice import Cell, cells, make_scheduler, num_blocks, prove, refused, run, workload
+from tests.random_weights import random_weights
+from tests.reference_decoder import reference_logits
+
+EOS, VOCAB, LENGTH = 0, 50, 12
+MODEL = ModelConfig(
+    "llama", vocab_size=VOCAB, hidden_size=24, intermediate_size=32, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=4,
+    max_position=64,
+)  # fmt: skip
+WEIGHTS = random_weights(MODEL, std=0.5, dtype=torch.float64, seed=3)
+GAP = 1e-6
+CELLS = [c for c in cells() if c.max_model_len == LENGTH and c.policy == "fcfs" and not refused(c)]
+
+
+def pick(logits, index):
+    """The child's token: the first child takes the best, the second the second best, so that siblings differ."""
+    values, ids = logits.topk(index + 2)
+    assert values[index] - values[index + 1] > GAP, "a near tie: no verdict possible"
+    return int(ids[index])
+
+
+@cache
+def expected():
+    """What the plain cache-free decoder says to the workload."""
+    said = {}
+    for request in workload(LENGTH, VOCAB, EOS):
+        for sequence in request.sequences:
+            tokens = list(request.prompt_token_ids)
+            while len(tokens) < len(request.prompt_token_ids) + request.max_tokens:
+                tokens.append(pick(reference_logits(MODEL, WEIGHTS, torch.tensor(tokens))[-1], sequence.index))
+                if tokens[-1] == EOS and not request.params.ignore_eos:
+                    break
+            said[request.id, sequence.index] = tokens[len(request.prompt_token_ids) :]
+    return said
+
+
+def say(cell: Cell, backend: str = "torch", spoil=lambda runner: None):
+    requests = workload(LENGTH, VOCAB, EOS)
+    scheduler = make_scheduler(cell, requests, EOS)
+    decoder = Decoder(MODEL, WEIGHTS, dtype=torch.float64, device="cpu")
+    runner = ModelRunner(decoder, cell.config, num_blocks(cell, requests))
+    spoil(runner)
+
+    def execute(plan):
+        if not plan.rows:
+            return []
+        logits = iter(runner.execute(plan).logits)
+        return [
+            [SampledToken(pick(row_logits, s.index)) for s in row.samples]
+            for row, row_logits in zip([r for r in plan.rows if r.samples], logits, strict=True)
+        ]
+
+    said = run(cell, scheduler, requests, execute)
+    prove(cell, requests, list(scheduler.recorder.events))
+    return said
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_a_decoder_says_the_same_under_every_configuration(cell):
+    assert say(cell) == expected()
+
+
+def forget_copies(runner):
+    runner.cache.copy_blocks = lambda pairs: None
+
+
+def overwrite_a_slot(runner):
+    write, steps = runner.cache.write, iter(range(10**6))
+
+    def wrong(layer, slots, k, v):
+        write(layer, slots + 1 if next(steps) == 9 else slots, k, v)
+
+    runner.cache.write = wrong
+
+
+def swap_values(runner):
+    write = runner.cache.write
+    runner.cache.write = lambda layer, slots, k, v: write(layer, slots, k, v.roll(1, 1))
+
+
+@pytest.mark.parametrize("fault", [forget_copies, overwrite_a_slot, swap_values])
+def test_a_seeded_kv_fault_changes_what_is_said(fault):
+    cell = Cell(LENGTH, 4, 7, caching=True, tight=True, mixed=True, chunked=True, policy="fcfs")
+    try:
+        said = say(cell, spoil=fault)
+    except AssertionError as verdict:
+        said = str(verdict)
+    assert said != expected()
