@@ -94,13 +94,13 @@ def cases(exercise: Exercise, stubs: Path, root: Path) -> list[Case]:
     stub = stubs / exercise.file_name
     stub.write_text(cut.cut(exercise, root)[0])
     found = [
-        Case(exercise, "engine", Task(exercise, "engine")),
-        Case(exercise, "solution", Task(exercise, str(root / "solutions" / exercise.file_name))),
-        Case(exercise, "stub", Task(exercise, str(stub))),
+        Case(exercise, "engine", Task(exercise, "engine", quick=True)),
+        Case(exercise, "solution", Task(exercise, str(root / "solutions" / exercise.file_name), quick=True)),
+        Case(exercise, "stub", Task(exercise, str(stub), quick=True)),
     ]
     for kind, folder in (("mutant", "mutants"), ("rewrite", "right_but_different")):
         for path in sorted((root / "tests" / "exercises" / folder / exercise.slug).glob("*.py")):
-            found.append(Case(exercise, kind, Task(exercise, str(path), complete=kind == "rewrite")))
+            found.append(Case(exercise, kind, Task(exercise, str(path), complete=kind == "rewrite", quick=True)))
     return found
 
 

@@ -19,18 +19,23 @@ from minivllm.course.records import End, PartRecord, Result, answer_path
 EXAMPLES = 100
 """How many examples Hypothesis tries for each property, always the same ones."""
 
+STEPS = 30
+"""How many calls in a row a stateful property makes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """One answer to grade. `impl` is as for `--impl`. An answer that need not be `complete` leaves holes to the engine.
 
-    `with_also` are answers to other exercises that run in the engine at the same time.
+    `with_also` are answers to other exercises that run in the engine at the same time. `quick` is for answers that are
+    trusted, where only the verdict matters: examples are not made small, and nobody looks whether the grader was changed.
     """
 
     exercise: Exercise
     impl: str
     complete: bool = True
     with_also: tuple[Path, ...] = ()
+    quick: bool = False
 
 
 @dataclass(slots=True)
@@ -120,34 +125,24 @@ def run_grader(task: Task, impl: str, emit: sandbox.Emit, root: Path) -> None:
     sys.dont_write_bytecode = True
     arguments = ["-q", "--tb=no", "-p", "no:cacheprovider", "-c", str(root / "pyproject.toml"), f"--rootdir={root}"]
     arguments += [f"--impl={impl}", *(f"--with-also={path}" for path in task.with_also)]
-    pytest.main([*arguments, str(root / task.exercise.test_file)], plugins=[Reporter(emit, root)])
+    pytest.main([*arguments, str(root / task.exercise.test_file)], plugins=[Reporter(emit, root, task.quick)])
 
 
 class Reporter:
     """A pytest plugin that sends records to the parent, and says so when what grades was changed."""
 
-    def __init__(self, emit: sandbox.Emit, root: Path) -> None:
+    def __init__(self, emit: sandbox.Emit, root: Path, quick: bool) -> None:
         self.emit = emit
         self.root = root
+        self.quick = quick
         self.before: tamper.Fingerprint = {}
 
     def pytest_collection(self, session: Any) -> None:
         """Before the grader, and with it the student's file, is imported."""
-        import hypothesis
-
-        hypothesis.settings.register_profile(
-            "grade",
-            max_examples=EXAMPLES,
-            phases=[phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain],  # slow
-            derandomize=True,
-            database=None,
-            deadline=None,
-            report_multiple_bugs=False,
-            print_blob=False,
-            suppress_health_check=[hypothesis.HealthCheck.too_slow],
-        )
-        hypothesis.settings.load_profile("grade")
-        self.before = tamper.fingerprint()
+        session.config.pluginmanager.get_plugin("course-grading").quiet = True
+        _load_profile(shrink=not self.quick)
+        if not self.quick:
+            self.before = tamper.fingerprint()
 
     def pytest_collectreport(self, report: Any) -> None:
         """A grader that can't be imported: the student's top-level code failed, or the grader is wrong."""
@@ -179,6 +174,26 @@ class Reporter:
     def _compare(self) -> None:
         if (change := tamper.first_change(self.before)) is not None:
             self.emit(f"tampered {change}")
+
+
+def _load_profile(*, shrink: bool) -> None:
+    """Always the same examples, and no explanations: those take longer than all the rest."""
+    from hypothesis import HealthCheck, Phase, settings
+
+    phases = [Phase.explicit, Phase.generate, Phase.target, *([Phase.shrink] if shrink else [])]
+    settings.register_profile(
+        "grade",
+        max_examples=EXAMPLES,
+        stateful_step_count=STEPS,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        print_blob=False,
+        phases=phases,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("grade")
 
 
 def _last_error(text: str) -> str:

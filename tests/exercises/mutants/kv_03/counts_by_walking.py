@@ -14,9 +14,6 @@ class FreeList:
     def __init__(self) -> None:
         self._blocks: OrderedDict[Block, None] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._blocks)
-
     def __iter__(self) -> Iterator[Block]:
         return iter(list(self._blocks))
 

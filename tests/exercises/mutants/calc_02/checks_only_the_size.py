@@ -1,0 +1,14 @@
+"""Accepts negative lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minivllm.course import solves
+
+
+@solves("minivllm.calc.memory:paged_waste")
+def paged_waste(lens: Sequence[int], block_size: int) -> int:
+    if block_size < 1:
+        raise ValueError("block_size must be at least 1")
+    return sum(-length % block_size for length in lens)

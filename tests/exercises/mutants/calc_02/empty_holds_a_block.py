@@ -1,0 +1,14 @@
+"""Gives a sequence a block before it has a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minivllm.course import solves
+
+
+@solves("minivllm.calc.memory:paged_waste")
+def paged_waste(lens: Sequence[int], block_size: int) -> int:
+    if block_size < 1 or any(length < 0 for length in lens):
+        raise ValueError("block_size must be at least 1 and lengths not negative")
+    return sum(max(1, -(-length // block_size)) * block_size - length for length in lens)

@@ -1,0 +1,14 @@
+"""Returns the expected waste, half a block less a half for each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minivllm.course import solves
+
+
+@solves("minivllm.calc.memory:paged_waste")
+def paged_waste(lens: Sequence[int], block_size: int) -> int:
+    if block_size < 1 or any(length < 0 for length in lens):
+        raise ValueError("block_size must be at least 1 and lengths not negative")
+    return len(lens) * (block_size - 1) // 2

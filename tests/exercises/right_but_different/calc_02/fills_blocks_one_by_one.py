@@ -1,0 +1,19 @@
+"""Fills blocks in a loop, as the engine does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minivllm.course import solves
+
+
+@solves("minivllm.calc.memory:paged_waste")
+def paged_waste(lens: Sequence[int], block_size: int) -> int:
+    if block_size < 1 or any(length < 0 for length in lens):
+        raise ValueError("block_size must be at least 1 and lengths not negative")
+    unused = 0
+    for length in lens:
+        while length > 0:
+            unused = unused + max(0, block_size - length)
+            length = length - block_size
+    return unused
