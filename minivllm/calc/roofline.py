@@ -14,7 +14,7 @@ def decode_tps(bandwidth_bytes_per_s: float, bytes_per_token: float) -> float:
 
     A bound. `bytes_per_token` counts what is really read: the active experts of a mixture, not all of them.
     """
-    _positive(bandwidth_bytes_per_s=bandwidth_bytes_per_s, bytes_per_token=bytes_per_token)
+    require_positive(bandwidth_bytes_per_s=bandwidth_bytes_per_s, bytes_per_token=bytes_per_token)
     return bandwidth_bytes_per_s / bytes_per_token
 
 
@@ -24,8 +24,8 @@ def spill_tps(
     """Most tokens a second for one user when the weights that don't fit the GPU stay in host memory and are read there.
 
     `model_bytes` are all weights, `gpu_bytes` the room for weights on the GPU (bytes); `gpu_bw` and `host_bw` are
-    bandwidths in bytes/s. The GPU is filled first, the rest is on the host. The parts are read one after the other,
-    since layers depend on each other: their times add.
+    bandwidths in bytes/s. The GPU is filled first, the rest is on the host. The two parts are read one after
+    the other, never at the same time, since layers depend on each other.
 
     `active_bytes` are the bytes of weights that one token reads, for a mixture of experts; by default all of them.
     Whatever a token reads lies on the GPU in the same proportion as the whole model does.
@@ -33,7 +33,7 @@ def spill_tps(
     A bound: KV, arithmetic and transfers between the two are left out. Raises `ValueError` unless `model_bytes` and both
     bandwidths are positive, `gpu_bytes` is not negative and 0 < `active_bytes` <= `model_bytes`.
     """
-    _positive(model_bytes=model_bytes, gpu_bw=gpu_bw, host_bw=host_bw)
+    require_positive(model_bytes=model_bytes, gpu_bw=gpu_bw, host_bw=host_bw)
     active = model_bytes if active_bytes is None else active_bytes
     if gpu_bytes < 0:
         raise ValueError(f"gpu_bytes={gpu_bytes}: must not be negative")
@@ -70,7 +70,7 @@ def prefill_seconds(
 
     `mfu` (model FLOP utilisation) is the share of the peak that is reached: 0.4 to 0.6 for good kernels; 1 is the bound.
     """
-    _positive(mfu=mfu)
+    require_positive(mfu=mfu)
     return (linear_flops(shape, tokens) + attention_flops(shape, tokens, context)) / (device.peak(precision) * mfu)
 
 
@@ -118,14 +118,15 @@ def decode_step(
     A mixture of experts is counted as if the batch touched all experts: true for large batches, too slow for one user
     (for him take `decode_tps` with the active bytes).
     """
-    _positive(batch=batch, mfu=mfu)
+    require_positive(batch=batch, mfu=mfu)
     weights = 2.0 * shape.parameters if weight_bytes is None else weight_bytes
     kv = batch * context * shape.kv_bytes_per_token(kv_element_bytes)
     flops = linear_flops(shape, batch) + batch * attention_flops(shape, 1, context)
     return StepBound((weights + kv) / device.bandwidth_bytes_per_s, flops / (device.peak(precision) * mfu), batch)
 
 
-def _positive(**values: float) -> None:
+def require_positive(**values: float) -> None:
+    """Raise `ValueError` naming the first value that is not positive."""
     for name, value in values.items():
         if not value > 0:
             raise ValueError(f"{name}={value}: must be positive")
