@@ -1,12 +1,19 @@
-"""Drive the scheduler without a model: every decision about blocks and steps is the real one, only the tokens are made up."""
+"""Drive the scheduler without a model: every decision about blocks and steps is the real one, only the tokens are made up.
+
+And, where a model is wanted, run one model under several configurations without loading it again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
 
 from minivllm.config import EngineConfig
 from minivllm.request import Request, SampledToken, SamplingParams, Sequence
 from minivllm.sched.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from minivllm.llm import LLM
 
 
 def make_scheduler(num_blocks: int, max_model_len: int | None = None, **settings: object) -> Scheduler:
@@ -49,3 +56,14 @@ def draw(sequence: Sequence) -> int:
     for known in sequence.tokens(0, sequence.num_tokens):
         token = (31 * token + known + 7) % 50_021
     return token
+
+
+def same_model(llm: LLM, config: EngineConfig) -> LLM:
+    """A new engine, with an empty cache and a trace of its own, around the model that `llm` has in memory."""
+    from minivllm.engine.startup import build_engine  # imports torch, which driving a scheduler does without
+    from minivllm.llm import LLM
+    from minivllm.runner.model_runner import ModelRunner
+
+    runner = llm.engine.core.runner
+    assert isinstance(runner, ModelRunner)
+    return LLM(engine=build_engine(runner.model, llm.tokenizer, config))

@@ -2,7 +2,7 @@
 
 A film lives in a notebook, in the built book (also from file://) and in a terminal, without any library. The boxes stand still;
 a frame only says which of them look different now, so that forty steps cost little more than one. Without JavaScript the last
-frame shows. Colours carry no information that the labels don't repeat, and ink is the page's own, so that dark pages work.
+frame shows; with it, the first. Colours carry no information that the labels don't repeat, and ink is the page's own, so that dark pages work.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STYLE = (
     + "".join(f".film .h{i} rect{{fill:{hue}}}" for i, hue in enumerate(HUES))
     + ".film .bar{display:flex;gap:.6em;align-items:baseline;flex-wrap:wrap}.film input{flex:1 1 12rem;accent-color:#2f6db3}"
     ".film output{flex:1 1 100%;min-height:2.8em;font-size:.9em}.film .bar[hidden]{display:none}"
-    ".film figcaption{font-size:.85em;text-align:left}"
+    ".film figcaption{font-size:.8em;text-align:left;font-style:normal;color:inherit;opacity:.8}"
 )
 
 SCRIPT = """(() => {
@@ -54,6 +54,7 @@ slider.setAttribute("aria-valuetext", frames[slider.value][0]);
 };
 bar.hidden = frames.length < 2;
 slider.oninput = show;
+slider.value = 0;
 show();
 }
 })()"""

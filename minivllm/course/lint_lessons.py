@@ -14,6 +14,7 @@ from minivllm.course.manifest import ROOT
 from minivllm.course.source import DEFINITIONS
 from minivllm.course.weave import Cell, lesson_sources, notebook_of, read_cells
 
+MAX_COLUMNS = 90
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}|/tmp/|/home/\w+|/root/|/work/")
 
 
@@ -50,6 +51,11 @@ def lint_cells(cells: list[Cell], names: dict[str, str]) -> list[str]:
     """Problems of a lesson's code cells, each with its cell."""
     code = [cell for cell in cells if cell.kind == "code"]
     problems = [f"{cell.id}: {problem}" for cell in code for problem in redefined(cell.source, names)]
+    problems += [
+        f"{cell.id}: a line of {max(map(len, cell.source.splitlines()))} characters; the book shows {MAX_COLUMNS}"
+        for cell in code
+        if max(map(len, cell.source.splitlines())) > MAX_COLUMNS
+    ]
     if not any(re.search(r"^\s*assert ", cell.source, re.M) for cell in code):
         problems.append("no cell asserts anything: every claim in the prose needs a cell that holds it")
     return problems

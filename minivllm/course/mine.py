@@ -17,7 +17,6 @@ from minivllm.course.manifest import ROOT, CourseError, load_manifest
 from minivllm.course.splice import install, is_stub
 
 SECONDS = 300
-RUN = {"num_kv_blocks": 40, "max_model_len": 512}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ def _child() -> None:
     from minivllm.llm import LLM
     from minivllm.request import RequestOutput, SamplingParams
 
-    llm = LLM(config=EngineConfig(**RUN))
+    llm = LLM(config=EngineConfig(num_kv_blocks=40, max_model_len=512, dtype="float32"))
     params = SamplingParams(temperature=0, max_tokens=task["max_tokens"])
     answers = []
     for prompt in task["prompts"]:

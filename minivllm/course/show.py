@@ -47,7 +47,7 @@ _DARK_PAGES = ('html[data-theme="dark"]', 'body[data-jp-theme-light="false"]')
 _FRAME = (
     ".shown{border:1px solid #8886;border-radius:4px;margin:1em 0;font-size:.9em}"
     ".shown figcaption{padding:.3em .8em;border-bottom:1px solid #8886;font-size:.9em;text-align:left}"
-    ".shown pre{margin:0;padding:.6em .8em;overflow-x:auto;background:none;border:none;color:inherit}"
+    ".shown pre{margin:0;padding:.6em .8em;overflow-x:auto;white-space:pre-wrap;background:none;border:none;color:inherit}"
     ".shown .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr))}"
 )
 

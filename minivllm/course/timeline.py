@@ -97,7 +97,7 @@ def _ran(track: Track, event: TraceEvent) -> Look:
 
 def _narrow(look: Look, pitch: float) -> Look:
     """Drop a label that would not fit its box; hovering still tells."""
-    return look if len(look.label) * 6.5 + 3 <= pitch else Look(look.kind, "", "", look.title)
+    return look if len(look.label) * 6 + 2 <= pitch else Look(look.kind, "", "", look.title)
 
 
 def _step_numbers(steps: range, pitch: float) -> list[Label]:
