@@ -128,6 +128,42 @@ def naive_holdback(pieces: Sequence[str], stops: Sequence[str]) -> Iterator[int]
         yield min(length, longest)
 
 
+# chapter 3: memory in one piece
+
+
+class NaiveArena:
+    """Gives each sequence one contiguous range of slots, in the first hole that is large enough."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.holes: list[tuple[int, int]] = [(0, num_slots)]  # (start, length), by start, never touching
+
+    @property
+    def num_free(self) -> int:
+        return sum(length for _, length in self.holes)
+
+    @property
+    def largest_hole(self) -> int:
+        return max((length for _, length in self.holes), default=0)
+
+    def allocate(self, length: int) -> int | None:
+        """The first slot of a new range; None if no hole is large enough, however much is free in all."""
+        for i, (start, size) in enumerate(self.holes):
+            if size >= length:
+                self.holes[i : i + 1] = [(start + length, size - length)] if size > length else []
+                return start
+        return None
+
+    def free(self, start: int, length: int) -> None:
+        """Take a range back and join it with the holes it touches."""
+        merged: list[tuple[int, int]] = []
+        for hole, size in sorted([*self.holes, (start, length)]):
+            if merged and sum(merged[-1]) == hole:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            else:
+                merged.append((hole, size))
+        self.holes = merged
+
+
 # chapter 6: prefix cache
 
 

@@ -69,15 +69,16 @@ def _known(id: str) -> Exercise:
 
 
 def exercise_text(exercise: Exercise) -> str:
-    """An exercise as its box says it: what, where, how long, for which points, and how to grade it."""
+    """An exercise as its box says it: what, where, how long, for which points, and how to grade and run it."""
     holes = ", ".join(f"`{hole.qualname}`" for hole in exercise.holes)
     parts = "\n".join(f"| {part.name} | {part.points} |" for part in exercise.parts)
+    commands = [f"python -m minivllm.course.grade {exercise.id}   # a report card; --hint for a hint"]
+    if not all(hole.module.startswith("minivllm.calc.") for hole in exercise.holes):
+        commands.append(f'python -m minivllm generate "Hello" --with exercises/{exercise.file_name}')
     return (
         f"**{exercise.title}.** You write {holes} in `exercises/{exercise.file_name}`, in about {exercise.minutes} minutes. "
         f"Signature and docstring there are the contract.\n\n"
-        f"| it must be that | points |\n|---|---|\n{parts}\n\n"
-        f"```sh\npython -m minivllm.course.grade {exercise.id}   # a report card; --hint for a hint\n"
-        f'python -m minivllm generate "Hello" --with exercises/{exercise.file_name}\n```'
+        f"| it must be that | points |\n|---|---|\n{parts}\n\n```sh\n{chr(10).join(commands)}\n```"
     )
 
 

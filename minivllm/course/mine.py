@@ -40,13 +40,13 @@ class MyRun:
         return "\n".join([self.whose, *rows, self.text])
 
 
-def run_mine(ids: str | Seq[str], prompts: Seq[str], max_tokens: int = 12) -> MyRun:
-    """Answer prompts one after the other, greedily, with the default model and the reader's version of these exercises.
-
-    Raises `CourseError` with the end of the error output if that process fails or takes more than five minutes.
+def run_mine(ids: str | Seq[str], prompts: Seq[str], max_tokens: int = 12, *, together: bool = False) -> MyRun:
+    """Answer prompts greedily with the default model and the reader's version of these exercises: one after the other, or
+    `together` in one batch. Raises `CourseError` with the end of the error output if that process fails or takes more than five minutes.
     """
     files, whose = _files([ids] if isinstance(ids, str) else ids)
-    task = json.dumps({"files": files, "prompts": list(prompts), "max_tokens": max_tokens})
+    batches = [list(prompts)] if together else [[prompt] for prompt in prompts]
+    task = json.dumps({"files": files, "batches": batches, "max_tokens": max_tokens})
     command = [sys.executable, "-m", "minivllm.course.mine"]
     try:
         done = subprocess.run(
@@ -85,10 +85,10 @@ def _child() -> None:
     llm = LLM(config=EngineConfig(num_kv_blocks=40, max_model_len=512, dtype="float32"))
     params = SamplingParams(temperature=0, max_tokens=task["max_tokens"])
     answers = []
-    for prompt in task["prompts"]:
-        (output,) = llm.generate(prompt, params)
-        assert isinstance(output, RequestOutput)
-        answers.append((output.outputs[0].text, output.metrics.num_cached_tokens))
+    for batch in task["batches"]:
+        for output in llm.generate(batch, params):
+            assert isinstance(output, RequestOutput)
+            answers.append((output.outputs[0].text, output.metrics.num_cached_tokens))
     film = draw_cache(llm, title="your run")
     print(json.dumps({"answers": answers, "drawing": film._repr_html_(), "text": repr(film)}))
 

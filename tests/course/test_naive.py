@@ -1,10 +1,50 @@
 """The lessons' naive baselines break in the way that their chapters say, and count rightly where they count."""
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
-from lessons.naive import NaivePromptCache, NaiveRandomPool, naive_hash_block, naive_stranded
+from lessons.naive import NaiveArena, NaivePromptCache, NaiveRandomPool, naive_hash_block, naive_stranded
 from minivllm.kv.block_pool import BlockPool, OutOfBlocks
 from minivllm.kv.prefix import ROOT_HASH, extend_hashes, hash_block
+
+# chapter 3
+
+
+def test_an_arena_takes_the_first_hole_and_joins_what_touches():
+    arena = NaiveArena(10)
+    a, b, c = arena.allocate(3), arena.allocate(4), arena.allocate(3)
+    assert (a, b, c) == (0, 3, 7)
+    arena.free(a, 3)
+    arena.free(c, 3)
+    assert arena.holes == [(0, 3), (7, 3)]
+    arena.free(b, 4)
+    assert arena.holes == [(0, 10)]
+
+
+def test_an_arena_can_be_free_enough_and_still_refuse():
+    arena = NaiveArena(9)
+    ranges = [arena.allocate(3) for _ in range(3)]
+    arena.free(ranges[0], 3)
+    arena.free(ranges[2], 3)
+    assert (arena.num_free, arena.largest_hole, arena.allocate(4)) == (6, 3, None)
+
+
+@given(st.lists(st.integers(1, 6), max_size=30), st.randoms(use_true_random=False))
+def test_ranges_of_an_arena_never_overlap_and_all_of_it_comes_back(lengths, rng):
+    arena, held = NaiveArena(20), []
+    for length in lengths:
+        start = arena.allocate(length)
+        if start is None and held:
+            arena.free(*held.pop(rng.randrange(len(held))))
+        elif start is not None:
+            held.append((start, length))
+        slots = [slot for start, size in held for slot in range(start, start + size)]
+        assert len(slots) == len(set(slots)) == 20 - arena.num_free
+    for start, length in held:
+        arena.free(start, length)
+    assert arena.holes == [(0, 20)]
+
 
 # chapter 6
 
