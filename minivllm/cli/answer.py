@@ -28,8 +28,8 @@ class Cost:
     def __str__(self) -> str:
         speed = "" if self.tokens_per_second is None else f" · {self.tokens_per_second:,.1f} tokens/s"
         return (
-            f"TTFT {self.ttft * 1000:,.0f} ms{speed} · {self.new_tokens:,} new tokens · {self.blocks:,} of"
-            f" {self.usable_blocks:,} KV blocks · prefix cache: {self.cached_tokens:,} of {self.prompt_tokens:,} prompt tokens"
+            f"TTFT {self.ttft * 1000:,.0f} ms{speed} · {self.new_tokens:,} tokens · {self.blocks:,} of"
+            f" {self.usable_blocks:,} KV blocks · prefix-cache hits {self.cached_tokens:,} of {self.prompt_tokens:,}"
         )
 
 

@@ -9,7 +9,7 @@ import typer
 
 from minivllm.cli.answer import Answer, cost_of
 from minivllm.cli.flags import SYSTEM, EngineFlags, SamplingFlags, System, with_flags
-from minivllm.cli.start import start
+from minivllm.cli.start import started
 from minivllm.config import RequestError
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def ask(
         return
     params = sampling.params()
     text = " ".join(prompt) if prompt else read_stdin()
-    llm = start(engine.model, engine.config())
-    stream_answer(llm, chat_or_raw(llm, text, system), params)
+    with started(engine.model, engine.config()) as llm:
+        stream_answer(llm, chat_or_raw(llm, text, system), params)
 
 
 def read_stdin() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FrameType
@@ -16,7 +17,7 @@ from rich.table import Table
 
 from minivllm.cli.answer import Answer, cost_of
 from minivllm.cli.flags import SYSTEM, EngineFlags, SamplingFlags, System, with_flags
-from minivllm.cli.start import start
+from minivllm.cli.start import started
 from minivllm.cli.timeline import build_timeline, state_of
 from minivllm.cli.trace_view import draw_block_tables, draw_pool, draw_timeline, steps_that_fit, tell_events
 from minivllm.config import RequestError
@@ -52,8 +53,20 @@ def talk(engine: EngineFlags, sampling: SamplingFlags, system: str) -> None:
     if sampling.temperature == 0 and sampling.top_p == 1:
         sampling = replace(sampling, temperature=CHAT_TEMPERATURE, top_p=CHAT_TOP_P)
     params = sampling.params()
-    llm = start(engine.model, engine.config())
-    Chat(llm, params, Console(highlight=False), system).run()
+    console = Console(highlight=False)
+    with started(engine.model, engine.config()) as llm:
+        greet(console, llm, engine.model)
+        Chat(llm, params, console, system).run()
+
+
+def greet(console: Console, llm: LLM, model: str | None) -> None:
+    """Say what runs, and how much of it fits in the KV cache."""
+    from minivllm.models.fetch import resolve_model
+    from minivllm.runner.model_runner import pick_dtype
+
+    dtype = str(pick_dtype(llm.engine.config)).removeprefix("torch.")
+    console.print(f"[bold]minivllm[/bold] · {escape(resolve_model(model).name)} · {dtype}")
+    console.print(f"[dim]{escape(str(llm.engine.kv_memory))}\nType a message, or /help.[/dim]")
 
 
 class Chat:
@@ -75,11 +88,6 @@ class Chat:
 
     def run(self) -> None:
         """Read a line, do what it says, until /exit or end of input."""
-        engine = self.llm.engine
-        self.console.print(
-            f"[bold]{escape(engine.model_config.name)}[/bold]  [dim]{escape(str(engine.kv_memory))}[/dim]"
-        )
-        self.console.print("[dim]Type a message, or /help.[/dim]")
         for line in read_lines(self.console):
             if line in ("/exit", "/quit"):
                 return
@@ -97,7 +105,7 @@ class Chat:
         """Answer a message, streaming. Ctrl-C ends the answer; what was said so far stays in the history."""
         self.messages.append({"role": "user", "content": text})
         try:
-            with ctrl_c_as_flag() as stopped:
+            with ctrl_c_as_flag() as stopped, no_echo():
                 answer = Answer(self.llm, self.fitting_prompt(), self.params, stopped)
                 said = self._stream(answer)
         except RequestError as error:
@@ -214,6 +222,25 @@ def read_lines(console: Console) -> Iterator[str]:
             continue
         if line:
             yield line
+
+
+@contextlib.contextmanager
+def no_echo() -> Iterator[None]:
+    """Don't show what is typed while an answer streams; it is kept for the next prompt. Does nothing without a terminal."""
+    try:
+        import termios
+
+        before = termios.tcgetattr(sys.stdin)
+    except (ImportError, OSError, ValueError):  # Windows; or no terminal
+        yield
+        return
+    silent = list(before)
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 @contextlib.contextmanager

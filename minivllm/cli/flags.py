@@ -22,8 +22,8 @@ MODEL_HELP = (
 )
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 ENGINE, SAMPLING = "Engine", "Sampling"
-SYSTEM = "You are a helpful assistant."
-System = Annotated[str, Option(metavar="TEXT", help="The system message of a chat.")]
+SYSTEM = ""  # the default model answers better when it is told nothing than with its template's own message
+System = Annotated[str, Option(metavar="TEXT", help="The system message of a chat.", show_default="empty")]
 
 
 def parse_size(field: str, text: str) -> int:

@@ -13,7 +13,7 @@ import typer
 from minivllm.cli.answer import cost_of
 from minivllm.cli.ask import chat_or_raw, stream_answer
 from minivllm.cli.flags import SYSTEM, EngineFlags, SamplingFlags, System, with_flags
-from minivllm.cli.start import progress, start
+from minivllm.cli.start import progress, started
 from minivllm.config import ConfigError, RequestError
 from minivllm.request import CompletionOutput, RequestOutput, SamplingParams
 
@@ -64,13 +64,13 @@ def generate(
         raise ConfigError("logprobs", logprobs, "are only shown with --json")
     params = sampling.params(n=n, logprobs=logprobs)
     jobs = [Job(1, "prompt", prompt)] if prompt is not None else read_prompts(prompts_file or Path())
-    llm = start(engine.model, engine.config(), tell_memory=True)
-    if chat:
-        jobs = [replace(job, prompt=chat_or_raw(llm, job.prompt, system)) for job in jobs]
-    if prompt is not None and n == 1 and not as_json:
-        stream_answer(llm, jobs[0].prompt, params)
-    elif not run_jobs(llm, jobs, params, as_json=as_json, errors="raise" if prompt is not None else "return"):
-        raise typer.Exit(SOME_FAILED)
+    with started(engine.model, engine.config(), tell_memory=True) as llm:
+        if chat:
+            jobs = [replace(job, prompt=chat_or_raw(llm, job.prompt, system)) for job in jobs]
+        if prompt is not None and n == 1 and not as_json:
+            stream_answer(llm, jobs[0].prompt, params)
+        elif not run_jobs(llm, jobs, params, as_json=as_json, errors="raise" if prompt is not None else "return"):
+            raise typer.Exit(SOME_FAILED)
 
 
 def read_prompts(path: Path) -> list[Job]:

@@ -27,6 +27,16 @@ def start(model: str | None, config: EngineConfig, *, tell_memory: bool = False)
 
 
 @contextmanager
+def started(model: str | None, config: EngineConfig, *, tell_memory: bool = False) -> Iterator[LLM]:
+    """`start`, and at the end of the block close the trace file if one is written."""
+    llm = start(model, config, tell_memory=tell_memory)
+    try:
+        yield llm
+    finally:
+        llm.engine.core.scheduler.recorder.close()
+
+
+@contextmanager
 def spinner(what: str) -> Iterator[None]:
     """Show `what` on stderr while the block runs, if it is a terminal."""
     if not sys.stderr.isatty():

@@ -35,7 +35,7 @@ def test_a_prompt_argument_gives_the_answer_on_stdout_and_its_cost_on_stderr(mod
     assert result.exit_code == 0
     assert result.stdout.endswith("\n")
     assert result.stderr.count("\n") == 1
-    for part in ("TTFT", "tokens/s", "KV blocks", "prefix cache: 0 of"):
+    for part in ("TTFT", "tokens/s", "KV blocks", "prefix-cache hits 0 of"):
         assert part in result.stderr
 
 
