@@ -125,23 +125,23 @@ def run_grader(task: Task, impl: str, emit: sandbox.Emit, root: Path) -> None:
     sys.dont_write_bytecode = True
     arguments = ["-q", "--tb=no", "-p", "no:cacheprovider", "-c", str(root / "pyproject.toml"), f"--rootdir={root}"]
     arguments += [f"--impl={impl}", *(f"--with-also={path}" for path in task.with_also)]
-    pytest.main([*arguments, str(root / task.exercise.test_file)], plugins=[Reporter(emit, root, task.quick)])
+    pytest.main([*arguments, str(root / task.exercise.test_file)], plugins=[Reporter(task, emit, root)])
 
 
 class Reporter:
     """A pytest plugin that sends records to the parent, and says so when what grades was changed."""
 
-    def __init__(self, emit: sandbox.Emit, root: Path, quick: bool) -> None:
+    def __init__(self, task: Task, emit: sandbox.Emit, root: Path) -> None:
+        self.task = task
         self.emit = emit
         self.root = root
-        self.quick = quick
         self.before: tamper.Fingerprint = {}
 
     def pytest_collection(self, session: Any) -> None:
         """Before the grader, and with it the student's file, is imported."""
-        session.config.pluginmanager.get_plugin("course-grading").quiet = True
-        _load_profile(shrink=not self.quick)
-        if not self.quick:
+        session.config.pluginmanager.get_plugin("course-grading").serve(self.task.exercise)
+        _load_profile(shrink=not self.task.quick)
+        if not self.task.quick:
             self.before = tamper.fingerprint()
 
     def pytest_collectreport(self, report: Any) -> None:
@@ -150,8 +150,9 @@ class Reporter:
             self.emit(f"broken {_last_error(str(report.longrepr))}")
 
     def pytest_collection_finish(self, session: Any) -> None:
-        """The student's top-level code has run."""
+        """The student's top-level code has run. Say how many tests there are."""
         self._compare()
+        self.emit(f"tests {len(session.items)}")
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Send what became of a test."""
@@ -209,16 +210,21 @@ def _assess(task: Task, outcome: sandbox.Outcome) -> Graded:
     """A result from the lines that a job sent."""
     records: list[PartRecord] = []
     files: list[str] = []
+    tests = 0
     end, reason = outcome.end, outcome.reason
     for line in outcome.lines:
         kind, _, rest = line.partition(" ")
         if kind == "part":
             records.append(PartRecord.from_json(rest))
+        elif kind == "tests":
+            tests = int(rest)
         elif kind == "files":
             files = json.loads(rest)
         elif kind == "broken" and end is End.FINISHED:
             end, reason = End.BROKEN, rest
         elif kind == "tampered":
             end, reason = End.TAMPERED, f"{rest} is not what it was before the file was imported"
+    if end is End.FINISHED and (len({record.test for record in records}) != tests or not tests):
+        end, reason = End.EXITED, "some tests never ran: something ended the run"
     result = Result.assemble(task.exercise, task.impl, records, end, reason)
     return Graded(dataclasses.replace(result, output=outcome.output, seconds=outcome.seconds), files)

@@ -75,7 +75,7 @@ class Exercise:
     parts: tuple[Part, ...]
     hints: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    seconds: float = 60.0
+    seconds: float = 90.0
     part_seconds: float = 10.0
     memory_gib: float = 4.0
     processes: int = 32

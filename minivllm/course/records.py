@@ -17,8 +17,8 @@ class Status(StrEnum):
     PASSED = "passed"
     TODO = "not started"
     FAILED = "failed"
-    TIMEOUT = "out of time"
     SKIPPED = "skipped"
+    TIMEOUT = "out of time"
     NOT_RUN = "not run"
 
 

@@ -56,8 +56,17 @@ def bound_names(statement: ast.stmt) -> set[str]:
         return {alias.asname or alias.name for alias in statement.names}
     if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+        return {name for target in targets for name in _names_in_target(target)}
     return set()
+
+
+def _names_in_target(target: ast.expr) -> set[str]:
+    """Names that an assignment binds; `thing.attribute = ...` and `thing[0] = ...` bind none."""
+    if isinstance(target, ast.Name):
+        return {target.id}
+    if isinstance(target, ast.Tuple | ast.List):
+        return {name for element in target.elts for name in _names_in_target(element)}
+    return _names_in_target(target.value) if isinstance(target, ast.Starred) else set()
 
 
 def solved_hole(node: ast.stmt) -> Hole | None:
