@@ -52,7 +52,7 @@ g.children[3].textContent = note;
 words.textContent = frames[slider.value][0];
 slider.setAttribute("aria-valuetext", frames[slider.value][0]);
 };
-bar.hidden = frames.length < 2;
+bar.hidden = false;
 slider.oninput = show;
 slider.value = 0;
 show();
@@ -135,16 +135,20 @@ class Film:
         )
 
     def _repr_html_(self) -> str:
-        data = json.dumps(self._changes(), separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
-        script = SCRIPT.replace("ID", self.id).replace("DATA", data).replace("\n", "")
         last, caption = len(self.frames) - 1, html.escape(self.frames[-1].caption)
-        return (
-            f'<figure class="film {self.id}"><style>{STYLE}</style>{self.svg()}'
+        slider = (
             f'<div class="bar" hidden><input type="range" min="0" max="{last}" value="{last}" '
             f'aria-label="step of: {html.escape(self.title)}" aria-valuetext="{caption}"></div>'
-            f'<output aria-live="polite">{caption}</output>'
-            f"<figcaption>{html.escape(self.legend)}</figcaption></figure><script>{script}</script>"
         )
+        return (
+            f'<figure class="film {self.id}"><style>{STYLE}</style>{self.svg()}{slider if last else ""}'
+            f'<output aria-live="polite">{caption}</output>'
+            f"<figcaption>{html.escape(self.legend)}</figcaption></figure>{self._script() if last else ''}"
+        )
+
+    def _script(self) -> str:
+        data = json.dumps(self._changes(), separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+        return f"<script>{SCRIPT.replace('ID', self.id).replace('DATA', data)}</script>".replace("\n", "")
 
     def _changes(self) -> tuple[list[tuple[str, str, str, str]], list[tuple[str, list[tuple[int, int]]]]]:
         """All looks, the absent one first, and for each frame its caption and the boxes that changed: (box, look)."""

@@ -41,8 +41,10 @@ class MyRun:
 
 
 def run_mine(ids: str | Seq[str], prompts: Seq[str], max_tokens: int = 12, *, together: bool = False) -> MyRun:
-    """Answer prompts greedily with the default model and the reader's version of these exercises: one after the other, or
-    `together` in one batch. Raises `CourseError` with the end of the error output if that process fails or takes more than five minutes.
+    """Answer prompts greedily with the default model and the reader's version of these exercises.
+
+    One after the other, or `together` in one batch. Raises `CourseError`, with the end of the error output, if that
+    process fails or takes more than five minutes.
     """
     files, whose = _files([ids] if isinstance(ids, str) else ids)
     batches = [list(prompts)] if together else [[prompt] for prompt in prompts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from minivllm.course.draw import WIDTH, scheduler_of, sequence_name
@@ -46,19 +47,26 @@ def draw_timeline(source: Scheduler | LLM, since: int = 1, title: str = "who ran
     for row, (name, track) in enumerate(shown.items()):
         looks |= _draw_row(film, row, name, track, steps, pitch)
     film.labels += _step_numbers(steps, pitch)
-    film.frames.append(Frame(f"{len(shown)} sequences, {len(steps)} steps", looks))
+    film.frames.append(Frame(f"{_count(len(shown), 'sequence')}, {_count(len(steps), 'step')}", looks))
     film.text = "\n".join(f"  {name:>6}: {_row_text(track, steps)}" for name, track in shown.items())
     return film
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def _draw_row(film: Film, row: int, name: str, track: Track, steps: range, pitch: float) -> dict[int, Look]:
-    """A box for each step from the sequence's arrival to its end."""
+    """A box for each step that the sequence ran in, and one for each time it waited."""
     film.labels.append(Label(LEFT - 6, HEAD + ROW * row + 16, name, "name"))
+    present = [step for step in steps if track.since <= step <= (track.last or step)]
     looks = {}
-    for step in steps:
-        if track.since <= step <= (track.last or step):
-            box = film.add_box(LEFT + (step - steps[0]) * pitch, HEAD + ROW * row, pitch - 2, ROW - 4)
-            looks[box] = _narrow(track.looks.get(step, Look("wait", "", "", f"{name} waits in step {step}")), pitch)
+    for key, group in groupby(present, key=lambda step: step if step in track.looks else "wait"):
+        first, *rest = group
+        width = pitch * (1 + len(rest)) - 2
+        box = film.add_box(LEFT + (first - steps[0]) * pitch, HEAD + ROW * row, width, ROW - 4)
+        waited = f"{name} waits in step{'s' * bool(rest)} {'-'.join(map(str, [first, *rest[-1:]]))}"
+        looks[box] = Look("wait", "", "", waited) if key == "wait" else _narrow(track.looks[first], pitch)
     return looks
 
 

@@ -82,5 +82,11 @@ def test_the_timeline_tells_prefill_from_decode_and_marks_hits():
 def test_the_timeline_shows_preemption_and_waiting():
     scheduler = run({"A": list(range(12)), "B": list(range(20, 32))}, num_blocks=8, max_tokens=8)
     assert scheduler.num_preemptions
-    labels = [look.label for look in draw_timeline(scheduler).frames[0].looks.values()]
-    assert "x" in labels
+    looks = list(draw_timeline(scheduler).frames[0].looks.values())
+    assert "x" in [look.label for look in looks]
+    assert "waits in steps" in " ".join(look.title for look in looks)
+
+
+def test_a_timeline_can_start_late():
+    film = draw_timeline(run({"A": list(range(9))}), since=3)
+    assert film.frames[0].caption == "1 sequence, 2 steps"

@@ -38,7 +38,7 @@ def test_the_same_film_has_the_same_html_and_another_one_another_id():
 
 
 def test_words_are_escaped_in_markup_and_script():
-    html = film("</script><b>")._repr_html_()
+    html = film("a", "</script><b>")._repr_html_()
     assert html.count("</script>") == 1
     assert "two &lt;boxes&gt;" in html
 
@@ -52,3 +52,9 @@ def test_the_slider_can_be_used_and_heard_without_a_mouse():
 
 def test_nothing_is_fetched():
     assert not re.search(r"(src|href)=|url\(|import", film("a")._repr_html_())
+
+
+def test_a_single_picture_brings_no_script_and_no_slider():
+    html = film("only")._repr_html_()
+    assert "<script>" not in html
+    assert "<input" not in html
