@@ -79,9 +79,11 @@ ATTACKS = {
     "right first": Attack(RIGHT),
     "endless loop": lookup("while True: pass"),
     "loop that swallows": lookup(
-        "while True:\n    try:\n        while True: pass\n    except BaseException: pass", seconds=6.0
+        "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+        seconds=5.0,
+        part_seconds=30.0,
     ),
-    "loop in C": lookup("while True: pow(3, 10**8, 10**100000)", seconds=6.0),
+    "loop in C": lookup("while True: pow(3, 10**8, 10**100000)", seconds=5.0, part_seconds=30.0),
     "crash": lookup("import ctypes\nctypes.string_at(0)"),
     "os._exit(0)": lookup("import os\nos._exit(0)"),
     "os._exit(0) at import": beside("import os; os._exit(0)"),
