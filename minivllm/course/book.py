@@ -41,7 +41,7 @@ def chapter(path: Path) -> str:
     """A lesson as a notebook for the book: MyST prose, and the outputs of the woven notebook. `CourseError` if that is stale."""
     notebook = build(read_cells(path), expand)
     target = notebook_of(path)
-    woven = nbformat.read(target, as_version=4).cells if target.exists() else []
+    woven = nbformat.read(target, as_version=4).cells
     outputs = {cell.id: cell for cell in woven if cell.cell_type == "code"}
     for cell in notebook.cells:
         if cell.cell_type != "code":
@@ -64,7 +64,7 @@ def assemble(source: Path = SOURCE) -> None:
                 wanted[source / file.relative_to(BOOK)] = file.read_bytes()
     for name, make in GENERATED.items():
         wanted[source / name] = make().encode()
-    for path in lesson_sources():
+    for path in [path for path in lesson_sources() if notebook_of(path).exists()]:
         wanted[source / "lessons" / f"{path.stem}.ipynb"] = chapter(path).encode()
     for file in [f for f in source.rglob("*") if f.is_file() and f not in wanted]:
         file.unlink()

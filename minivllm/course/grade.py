@@ -18,6 +18,7 @@ from minivllm.course.card import print_card, print_total
 from minivllm.course.confine import weak_spot
 from minivllm.course.grading import Task, grade
 from minivllm.course.manifest import CourseError, Exercise, find_exercise, load_manifest
+from minivllm.course.progress import note_passed
 from minivllm.course.records import End, Result, answer_path
 
 
@@ -65,6 +66,8 @@ def choose(ids: Sequence[str]) -> list[Exercise]:
 def once(options: argparse.Namespace, exercises: Sequence[Exercise]) -> int:
     """Grade, print, write."""
     results = grade_together(options, exercises) if options.mine else grade_each(options.impl, exercises)
+    if options.impl == "exercises":
+        note_passed(results)  # from now on lessons show these bodies
     if options.classroom:
         print(exports.classroom(results))
     else:

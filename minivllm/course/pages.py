@@ -5,7 +5,6 @@ They have no content of their own: what they list is in the manifest, the questi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from minivllm.calc.roofline import ridge_flops_per_byte
 from minivllm.course.manifest import ROOT, Exercise, Hole, load_manifest
 from minivllm.course.questions import Bank, Chapter, Question, load_bank
 from minivllm.course.source import find_body, parse_file
+from minivllm.course.weave import notebook_of
 
 PARTS = {
     "model": "I. A model that talks",
@@ -51,7 +51,7 @@ def chapters() -> str:
             "",
             table(["", "chapter", "rows", "exercises"], [_chapter_row(c, bank) for c in mine]),
         ]
-    written = [f"lessons/{c.source.stem}" for c in bank.chapters if c.source]
+    written = [f"lessons/{path.stem}" for chapter in bank.chapters if (path := woven(chapter))]
     return "\n".join([*out, "", "```{toctree}", ":hidden:", "", *written, "```", ""])
 
 
@@ -66,7 +66,14 @@ def _chapter_row(chapter: Chapter, bank: Bank) -> list[object]:
 
 
 def _chapter_link(chapter: Chapter, up: str = "") -> str:
-    return f"[{chapter.title}]({up}lessons/{chapter.source.stem}.ipynb)" if chapter.source else chapter.title
+    path = woven(chapter)
+    return f"[{chapter.title}]({up}lessons/{path.name})" if path else chapter.title
+
+
+def woven(chapter: Chapter) -> Path | None:
+    """The chapter's notebook; None while it was never woven: such a chapter is a draft, and not in the book."""
+    notebook = notebook_of(chapter.source) if chapter.source else None
+    return notebook if notebook is not None and notebook.exists() else None
 
 
 def exercise_index() -> str:
@@ -228,9 +235,3 @@ def decisions() -> str:
             "",
         ]
     )
-
-
-def title_of(path: Path) -> str:
-    """A page's first heading."""
-    found = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.M)
-    return found[1] if found else path.stem

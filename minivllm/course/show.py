@@ -20,6 +20,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from minivllm.course.manifest import ROOT, CourseError, Exercise, Hole, load_manifest
+from minivllm.course.progress import has_passed
 from minivllm.course.source import Definition, find_body, parse_file
 
 _RULES = {  # one colour for light pages, one for dark ones; both readable on their background
@@ -146,12 +147,6 @@ def _within(inner: str, outer: str) -> bool:
 def exercises() -> list[Exercise]:
     """All exercises; none where the manifest is missing (an installed wheel)."""
     return list(load_manifest().values()) if (ROOT / "exercises" / "manifest.toml").exists() else []
-
-
-def has_passed(exercise: Exercise) -> bool:
-    """Whether the reader's own version passed: the grader leaves the ids, one a line, in `exercises/.passed`."""
-    record = ROOT / "exercises" / ".passed"
-    return record.exists() and exercise.id in record.read_text().split()
 
 
 def _without(lines: list[str], node: Definition, qualname: str, closed: dict[str, Exercise]) -> list[str]:

@@ -1,0 +1,83 @@
+"""The book: its pages are put together from what they list, and Sphinx builds them without a warning or a foreign address."""
+
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+from minivllm.calc.hw import DEVICES
+from minivllm.course import book, pages
+from minivllm.course.manifest import ROOT, CourseError, load_manifest
+from minivllm.course.questions import load_bank
+from minivllm.course.weave import lesson_sources, read_cells
+
+
+def test_every_exercise_question_and_machine_is_listed():
+    exercises, questions, machines = pages.exercise_index(), pages.question_index(), pages.hardware()
+    assert all(f"({e.id})=" in exercises for e in load_manifest().values())
+    assert all(f"(row-{q.id.lower()})=" in questions for q in load_bank().questions)
+    assert all(device.name in machines for device in DEVICES)
+
+
+def test_symbols_are_listed_with_the_line_they_stand_in():
+    found = re.search(r"`BlockPool.free` \(minivllm/kv/block_pool.py, line (\d+)\)", pages.exercise_index())
+    assert found
+    lines = (ROOT / "minivllm" / "kv" / "block_pool.py").read_text().splitlines()
+    assert "def free(" in lines[int(found[1]) - 1]
+
+
+def test_chapters_link_to_what_is_written_and_name_the_rest():
+    text = pages.chapters()
+    for chapter in load_bank().chapters:
+        assert chapter.title in text
+        notebook = pages.woven(chapter)
+        assert notebook is None or f"(lessons/{notebook.name})" in text
+
+
+def test_bars_in_cells_do_not_break_a_table():
+    assert pages.table(["a"], [["x | y"]]).splitlines()[-1] == "| x \\| y |"
+
+
+def test_a_chapter_has_the_sources_prose_and_the_notebooks_outputs():
+    source = lesson_sources(["06"])[0]
+    notebook = nbformat.reads(book.chapter(source), as_version=4)
+    assert [cell.id for cell in notebook.cells] == [cell.id for cell in read_cells(source)]
+    assert any(":::{dropdown}" in cell.source for cell in notebook.cells)
+    assert any(cell.get("outputs") for cell in notebook.cells)
+
+
+def test_a_chapter_whose_notebook_is_stale_is_refused(monkeypatch, tmp_path):
+    stale = tmp_path / "stale.ipynb"
+    stale.write_text(book.notebook_of(lesson_sources(["03"])[0]).read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(book, "notebook_of", lambda path: stale)
+    with pytest.raises(CourseError, match=r"course\.weave 06"):
+        book.chapter(lesson_sources(["06"])[0])
+
+
+def test_pages_that_are_gone_are_removed_and_unchanged_ones_left_alone(tmp_path):
+    book.assemble(tmp_path)
+    index, old = tmp_path / "index.md", tmp_path / "pages" / "old.md"
+    before = index.stat().st_mtime_ns
+    old.write_text("gone")
+    book.assemble(tmp_path)
+    assert not old.exists()
+    assert index.stat().st_mtime_ns == before
+
+
+def test_only_build_and_pages_are_understood(capsys):
+    assert book.main(["publish"]) == 2
+    assert "book build" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_sphinx_builds_it_without_a_warning_and_without_a_foreign_address(tmp_path):
+    source, html = tmp_path / "source", tmp_path / "html"
+    book.assemble(source)
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-c", str(book.BOOK)]
+    done = subprocess.run([*command, str(source), str(html)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    pattern = re.compile(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"(?:https?:)?//")
+    for page in html.rglob("*.html"):
+        assert not pattern.search(page.read_text(encoding="utf-8")), page.name
