@@ -2,6 +2,7 @@
 
     python -m minivllm.course.book build      the book, into book/_build/html
     python -m minivllm.course.book pages      only the pages Sphinx reads, into book/_build/source
+    python -m minivllm.course.book kills      run the gate, and write what it found into book/pages/kills.md
 
 Chapters are the lessons' prose with the outputs of their notebooks: nothing is run again. Tables come from the calculators,
 indices from the manifest and the question bank. Any warning fails the build.
@@ -18,7 +19,8 @@ import nbformat
 
 from minivllm.course import pages
 from minivllm.course.directives import expand
-from minivllm.course.manifest import ROOT, CourseError
+from minivllm.course.gate import run_gate
+from minivllm.course.manifest import ROOT, CourseError, load_manifest
 from minivllm.course.weave import build, lesson_sources, notebook_of, read_cells
 
 BOOK = ROOT / "book"
@@ -80,14 +82,27 @@ def run_sphinx() -> int:
     return subprocess.run([sys.executable, "-m", "sphinx", *command], check=False).returncode
 
 
+def write_kills() -> int:
+    """Run the gate; write its kill tables, if it found no problem."""
+    reports = run_gate(list(load_manifest().values()))
+    problems = [problem for report in reports for problem in report.problems]
+    if problems:
+        print("\n".join(problems), file=sys.stderr)
+        return 1
+    (BOOK / "pages" / "kills.md").write_text(pages.kill_tables(reports), encoding="utf-8")
+    return 0
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """`build` or `pages`."""
+    """`build`, `pages` or `kills`."""
     given = (sys.argv[1:] if arguments is None else arguments) or ["build"]
-    if given[0] not in ("build", "pages") or len(given) > 1:
+    if given == ["kills"]:
+        return write_kills()
+    if given not in (["build"], ["pages"]):
         print(__doc__)
         return 2
     assemble()
-    if given[0] == "pages":
+    if given == ["pages"]:
         return 0
     if status := run_sphinx():
         return status

@@ -11,6 +11,7 @@ from pathlib import Path
 from minivllm.calc.hw import DEVICES, GB, Device
 from minivllm.calc.models import SHAPES, Shape
 from minivllm.calc.roofline import ridge_flops_per_byte
+from minivllm.course.gate import Report
 from minivllm.course.manifest import ROOT, Exercise, Hole, load_manifest
 from minivllm.course.questions import Bank, Chapter, Question, load_bank
 from minivllm.course.source import find_body, parse_file
@@ -95,7 +96,7 @@ def exercise_index() -> str:
     total = sum(e.points for e in exercises)
     intro = (
         f"{len(exercises)} exercises, {total} points. Each is a piece of the engine itself, cut out; graders are in `tests/exercises/`.\n"
-        "How to work on one: [](student.md)."
+        "How to work on one: [](student.md). Which wrong answers they catch: [](kills.md)."
     )
     head = ["exercise", "title", "chapter", "row", "difficulty", "minutes", "points"]
     details = [_exercise_section(e) for e in exercises]
@@ -111,6 +112,29 @@ def _exercise_section(exercise: Exercise) -> str:
     )
     parts = table(["it must be that", "points"], [[p.name, p.points] for p in exercise.parts])
     return f"({exercise.id})=\n## {exercise.id}: {exercise.title}\n\nStub: `exercises/{exercise.file_name}`. You write:\n\n{holes}\n\n{needs}{parts}"
+
+
+def kill_tables(reports: Sequence[Report]) -> str:
+    """Which wrong answers the graders see through, and by which part."""
+    wrong, right = sum(len(r.kills) for r in reports), sum(len(r.rewrites) for r in reports)
+    intro = (
+        f"A grader that lets a wrong answer pass grades nothing. So each is tried on wrong answers, {wrong} so far, some of them real "
+        f"bugs of real engines; and on answers that are right but written differently, {right} so far, which must get full "
+        "marks. A cross: this part fails. Do the exercise before you read its table."
+    )
+    made = "Made by `python -m minivllm.course.book kills`; `python -m minivllm.course.gate` proves it."
+    return "\n\n".join(["# Wrong answers that are caught", intro, *map(_kill_table, reports), made]) + "\n"
+
+
+def _kill_table(report: Report) -> str:
+    parts = report.exercise.parts
+    legend = "\n".join(f"{i}. {part.name} ({part.points})" for i, part in enumerate(parts, 1))
+    rows = [
+        [report.sentences[name], *("✗" if part.name in failed else "" for part in parts)]
+        for name, failed in report.kills.items()
+    ]
+    head = ["wrong answer", *(str(i) for i in range(1, len(parts) + 1))]
+    return f"## {report.exercise.id}: {report.exercise.title}\n\n{legend}\n\n{table(head, rows)}"
 
 
 def _place(hole: Hole) -> str:

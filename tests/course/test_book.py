@@ -9,6 +9,7 @@ import pytest
 
 from minivllm.calc.hw import DEVICES
 from minivllm.course import book, pages
+from minivllm.course.gate import Report
 from minivllm.course.manifest import ROOT, CourseError, load_manifest
 from minivllm.course.questions import load_bank
 from minivllm.course.weave import lesson_sources, read_cells
@@ -38,6 +39,14 @@ def test_chapters_link_to_what_is_written_and_name_the_rest():
 
 def test_bars_in_cells_do_not_break_a_table():
     assert pages.table(["a"], [["x | y"]]).splitlines()[-1] == "| x \\| y |"
+
+
+def test_kill_tables_have_a_row_a_wrong_answer_and_a_cross_where_it_fails():
+    exercise = load_manifest()["kv-02"]
+    report = Report(exercise, {"m": [exercise.parts[1].name]}, {"m": "Forgets a | b."}, ["rewrite"])
+    text = pages.kill_tables([report])
+    assert "1 so far" in text
+    assert "| Forgets a \\| b. |  | ✗ |" in text
 
 
 def test_a_chapter_has_the_sources_prose_and_the_notebooks_outputs():
