@@ -18,7 +18,7 @@ from minivllm.sample.detok import IncrementalDetokenizer
 from minivllm.sample.stop import StopChecker
 from minivllm.sched.scheduler import Scheduler
 
-Sink = Callable[[RequestOutput], None]
+Sink = Callable[[RequestOutput], object]
 
 
 @dataclass(slots=True)
