@@ -69,7 +69,7 @@ def _explain(part: PartResult, console: Console) -> None:
     record = part.worst
     place = f" [dim]({escape(record.where)})[/]" if record.where else ""
     console.print(f"{MARKS[record.status]} [bold]{escape(part.part.name)}[/]\n  {escape(_sentence(record))}{place}")
-    details = "\n".join(filter(None, [record.detail[:600].strip(), _example(record)]))
+    details = _example(record) or record.detail[:400].strip()
     if details:
         console.print(Panel(escape(details), title=escape(record.test), title_align="left", border_style="dim"))
 
@@ -83,7 +83,7 @@ def _sentence(record: PartRecord) -> str:
 
 
 def _example(record: PartRecord) -> str:
-    return f"smallest example that fails: {record.counterexample.strip()[:1500]}" if record.counterexample else ""
+    return f"smallest example that fails:\n{record.counterexample[:1500]}" if record.counterexample else ""
 
 
 def _print_hints(result: Result, console: Console, hints: int) -> None:

@@ -170,6 +170,8 @@ class Grading:
         if mark is not None and (call.when == "call" or call.excinfo is not None):
             world = self.worlds.get(item.path)
             record = _record(mark.args, item, call, world.finder.files if world else [])
+            if record.counterexample == STATE_MACHINE:
+                record.counterexample = _steps(report.sections)
             if record.status is Status.TIMEOUT:
                 self.late.add(mark.args)
             report.user_properties.append(("part", record.to_json()))
@@ -211,6 +213,12 @@ def _time_limit(item: pytest.Item, seconds: float) -> Iterator[None]:
 
 LATE = pytest.StashKey[str]()
 
+EXAMPLE_HEADS = ("Falsifying example", "Failing test case")
+"""What Hypothesis writes before an example, in its older and newer versions."""
+
+STATE_MACHINE = "<state machine>"
+"""What it writes in place of one for a state machine, whose calls it prints."""
+
 
 def _record(names: tuple[str, str], item: pytest.Item, call: pytest.CallInfo[None], files: list[Path]) -> PartRecord:
     """What became of one test of a part."""
@@ -243,9 +251,27 @@ def _describe(record: PartRecord, error: BaseException, files: list[Path]) -> No
     is_sentence = isinstance(error, AssertionError) and not message.startswith("assert ")
     record.why = message.strip() if is_sentence else f"{record.error}: {text}".strip()
     record.detail = f"assert {detail}" if is_sentence and detail else ""
-    notes = [note for note in getattr(error, "__notes__", []) if "xample" in note.partition("\n")[0]]
-    record.counterexample = notes[0].partition(":")[2].strip("\n") if notes else ""
+    record.counterexample = _counterexample(getattr(error, "__notes__", []))
     record.where = _place(error, {str(file) for file in files})
+
+
+def _counterexample(notes: list[str]) -> str:
+    """Hypothesis's smallest failing example, with the values drawn on the way; empty if there is none."""
+    kept = []
+    for note in notes:
+        head, _, rest = note.partition(":")
+        if head in EXAMPLE_HEADS:
+            kept += [line for line in rest.strip().splitlines() if not line.strip().startswith("self=")]
+        elif head.startswith("Draw "):
+            kept.append(note)
+    return "\n".join(kept)
+
+
+def _steps(sections: list[tuple[str, str]]) -> str:
+    """The calls of a failing state machine, from what was printed last."""
+    printed = "\n".join(text for _, text in sections)
+    _, found, steps = printed.rpartition("state = ")
+    return f"{found}{steps.partition('state.teardown')[0].strip()}" if found else ""
 
 
 def _place(error: BaseException, files: set[str]) -> str:

@@ -1,0 +1,140 @@
+"""What grading prints and writes, from the command line as a student or lecturer runs it."""
+
+import base64
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from minivllm.course.manifest import ROOT, load_manifest
+from tests.course.attacks import RIGHT, lookup
+
+EXERCISES = load_manifest()
+TOO_LONG = lookup(
+    "hits = []\nfor block_hash in hashes[: num_tokens // block_size]:\n    block = index.find(block_hash)\n"
+    "    if block is None:\n        break\n    hits.append(block)\nreturn hits"
+).text
+
+
+def grade(*arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "minivllm.course.grade", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Answers to kv-02: right, and with a hit that is too long."""
+    folder = tmp_path_factory.mktemp("answers", numbered=True)
+    for path in (folder, *folder.parents[:2]):
+        path.chmod(0o755)
+    (folder / "right.py").write_text(RIGHT)
+    (folder / "too_long.py").write_text(TOO_LONG)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def card(folder) -> subprocess.CompletedProcess:
+    files = ["--json", folder / "results.json", "--junit", folder / "junit.xml"]
+    return grade("kv-02", "--impl", folder / "too_long.py", "--hint", *files)
+
+
+class TestCard:
+    def test_says_which_behaviour_is_missing_and_why(self, card):
+        assert "✗  the last token is always left to compute" in card.stdout
+        assert "cached tokens 0 may be used: one must be computed for logits" in " ".join(card.stdout.split())
+
+    def test_gives_points_for_each_part(self, card):
+        assert "18/25" in card.stdout
+
+    def test_shows_the_smallest_example_that_fails(self, card):
+        text = " ".join(card.stdout.replace("│", "").split())
+        assert "smallest example that fails" in text
+        assert "cached=[([0], '')]" in text, "the smallest: one block of one token, cached"
+
+    def test_shows_as_many_hints_as_asked_for(self, card):
+        assert "hint 1 of 3: Two blocks with the same tokens" in card.stdout
+        assert "hint 2" not in card.stdout
+
+    def test_exit_status_is_one_until_all_is_right(self, card, folder):
+        assert card.returncode == 1
+        assert grade("kv-02", "--impl", folder / "right.py").returncode == 0
+
+    def test_an_unknown_exercise_is_no_request(self):
+        answer = grade("kv-99")
+        assert (answer.returncode, "there is no exercise 'kv-99'" in answer.stderr) == (2, True)
+
+    def test_solutions_get_full_marks(self):
+        answer = grade("--impl", "solutions")
+        total = sum(exercise.points for exercise in EXERCISES.values())
+        assert answer.returncode == 0
+        assert f"{total}/{total}" in answer.stdout
+
+
+class TestFiles:
+    def test_gradescope(self, card, folder):
+        body = json.loads((folder / "results.json").read_text())
+        assert body["score"] == sum(test["score"] for test in body["tests"]) == 18
+        assert [test["max_score"] for test in body["tests"]] == [part.points for part in EXERCISES["kv-02"].parts]
+        assert {test["status"] for test in body["tests"]} == {"passed", "failed"}
+
+    def test_junit(self, card, folder):
+        suite = ElementTree.parse(folder / "junit.xml").getroot()[0]
+        assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("kv-02", "6", "2")
+
+    def test_github_classroom(self, folder):
+        body = json.loads(base64.b64decode(grade("kv-02", "--impl", folder / "right.py", "--classroom").stdout))
+        assert (body["version"], body["status"], body["max_score"]) == (1, "pass", 25)
+
+
+def test_a_class_is_one_line_a_student(folder):
+    for name, text in {"ada": RIGHT, "bob": TOO_LONG, "eve": "from solutions import kv_02\n" + RIGHT}.items():
+        (folder / "class" / name).mkdir(parents=True, exist_ok=True)
+        (folder / "class" / name / "kv_02_longest_hit.py").write_text(text)
+    (folder / "class" / "zoe").mkdir(exist_ok=True)
+    answer = grade("kv-02", "--submissions", folder / "class", "--csv", folder / "grades.csv")
+    rows = list(csv.DictReader((folder / "grades.csv").open()))
+    assert answer.returncode == 0
+    assert [(row["student"], row["kv-02"], row["of"]) for row in rows] == [
+        ("ada", "25", "25"),
+        ("bob", "18", "25"),
+        ("eve", "0", "25"),
+        ("zoe", "0", "25"),
+    ]
+    assert "imports solutions" in rows[2]["notes"]
+
+
+def test_plain_pytest_grades_too(folder):
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "tests/exercises/test_kv_02.py",
+        "-q",
+        "--impl",
+        str(folder / "too_long.py"),
+    ]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert answer.returncode == 1
+    assert "18/25" in answer.stdout
+
+
+def test_graders_in_one_process_see_one_answer_each(folder):
+    """kv-03's grader, run after kv-02's on a wrong kv-02, sees the engine's kv-02."""
+    (folder / "both").mkdir(exist_ok=True)
+    (folder / "both" / "kv_02_longest_hit.py").write_text(TOO_LONG)
+    (folder / "both" / "kv_03_leaf_first.py").write_text((ROOT / "solutions" / "kv_03_leaf_first.py").read_text())
+    graders = ["tests/exercises/test_kv_02.py", "tests/exercises/test_kv_03.py"]
+    command = [sys.executable, "-m", "pytest", *graders, "-q", "--impl", str(folder / "both")]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert "18/25" in answer.stdout
+    assert "25/25" in answer.stdout
+
+
+def test_all_finished_exercises_run_in_one_engine():
+    answer = grade("kv-01", "kv-02", "kv-03", "--impl", "solutions", "--mine")
+    assert "one engine with your kv-01, kv-02, kv-03" in answer.stdout
+    assert answer.returncode == 0
