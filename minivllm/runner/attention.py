@@ -9,6 +9,7 @@ import math
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from minivllm.models.decoder import Attention
@@ -77,11 +78,7 @@ class TorchAttention:
     def prepare(self, batch: InputBatch) -> Attention:
         """See `AttentionBackend`."""
         written = self.cache.rows_to_write(batch.slot_mapping)
-        decodes = [row for row in range(len(batch.starts)) if batch.context_lengths[row] - batch.starts[row] == 1]
-        buckets = bucket_by_length([batch.context_lengths[row] for row in decodes])
-        parts: list[Part] = [DecodePart(self.cache, batch, [decodes[i] for i in bucket]) for bucket in buckets]
-        chunks = sorted(set(range(len(batch.starts))) - set(decodes))
-        parts += [PrefillPart(self.cache, batch, row) for row in chunks]
+        parts = self._parts(batch)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self.cache.write(layer, written, k, v)
@@ -91,6 +88,19 @@ class TorchAttention:
             return output
 
         return attend
+
+    def _parts(self, batch: InputBatch) -> list[Part]:
+        lengths = batch.context_lengths
+        decodes = [row for row, start in enumerate(batch.starts) if lengths[row] - start == 1]
+        buckets = [[decodes[i] for i in bucket] for bucket in bucket_by_length([lengths[row] for row in decodes])]
+        parts: list[Part] = [
+            PrefillPart(self.cache, batch, row) for row in sorted(set(range(len(lengths))) - set(decodes))
+        ]
+        for rows in buckets:
+            parts.append(
+                DecodePart(self.cache, batch, rows) if len(rows) > 1 else LoneDecodePart(self.cache, batch, *rows)
+            )
+        return parts
 
 
 class Part(Protocol):
@@ -149,6 +159,22 @@ class DecodePart:
         scores = torch.baddbmm(self.mask, queries, k.transpose(1, 2), alpha=dim**-0.5)
         attended = torch.bmm(torch.softmax(scores, -1), v).view(heads, len(self.tokens), -1, dim)
         output.index_copy_(0, self.tokens, attended.transpose(0, 1).flatten(1, 2))
+
+
+class LoneDecodePart:
+    """One row of one token: torch's fused attention has less to set up, and needs neither padding nor mask."""
+
+    def __init__(self, cache: KVCache, batch: InputBatch, row: int) -> None:
+        self.cache = cache
+        self.token = batch.query_starts[row]
+        self.past = cache.rows_to_read(batch.slots([row], batch.context_lengths[row])[0])
+
+    def attend(self, layer: int, q: Tensor, output: Tensor) -> None:
+        """See `Part`."""
+        k, v = self.cache.read(layer, self.past)
+        queries = q[self.token].view(len(k), -1, self.cache.head_dim)
+        attended = F.scaled_dot_product_attention(queries[None], k[None], v[None])
+        output[self.token] = attended.view_as(output[self.token])
 
 
 QUERY_CHUNK = 256
