@@ -116,10 +116,10 @@ def _kv_share(state: State | None) -> float | None:
 def legend(*, numbers: bool) -> Text:
     """What the signs of the timeline mean; `numbers` where the cells hold token counts."""
     line, run = Text("\n"), "12" if numbers else "▂▅█"
-    what = "tokens of a prefill" if numbers else "prefill, by share of the budget"
+    what = "tokens of a prefill" if numbers else "prefill, share of budget"
     for activity, sign, meaning in (
         (Activity.PREFILL, run, what),
-        (Activity.RECOMPUTE, run, "again, after preemption"),
+        (Activity.RECOMPUTE, run, "recomputed"),
         (Activity.DECODE, "1" if numbers else DECODE, "decode"),
         (Activity.PREEMPTED, PREEMPTED, "preempted"),
         (Activity.WAITING, WAITING, "waits"),
