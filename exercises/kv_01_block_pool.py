@@ -13,7 +13,7 @@ Add helpers and imports as you like; keep the names and the @solves marks.
 Grade it:  python -m minivllm.course.grade kv-01          (--hint for the next hint)
 Run it:    python -m minivllm generate "Hello" --with exercises/kv_01_block_pool.py
 """
-# cut from the engine: ce484c650e60d23d
+# cut from the engine: 0c0e96ebbb495529
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class BlockPool:
 
     @solves("minivllm.kv.block_pool:BlockPool.touch")
     def touch(self, blocks: Iterable[Block]) -> None:
-        """Add one reference to each block; one that was free leaves the free list, wherever in it it stood."""
+        """Add one reference to each block; one that was free leaves the free list, wherever in it it stood.
+
+        A block that is free stays published. The null block is passed over, here and in `free`.
+        """
         raise NotImplementedError("kv-01: BlockPool.touch")
 
     @solves("minivllm.kv.block_pool:BlockPool.free")
@@ -55,7 +58,7 @@ class BlockPool:
         """Drop one reference from each block, in the order given; those without a holder return to the free list.
 
         Hashed blocks go to the tail one after the other (so the first given is evicted first among them); unhashed ones
-        go to the head as a group, in the order given. Raises `ValueError`, with nothing changed, when a block would
+        go to the head as a group, in the order given, or with `lifo_unhashed` off to the tail like the others. Raises `ValueError`, with nothing changed, when a block would
         lose more references than it has.
         """
         raise NotImplementedError("kv-01: BlockPool.free")

@@ -13,7 +13,7 @@ Add helpers and imports as you like; keep the names and the @solves marks.
 Grade it:  python -m minivllm.course.grade kv-03          (--hint for the next hint)
 Run it:    python -m minivllm generate "Hello" --with exercises/kv_03_leaf_first.py
 """
-# cut from the engine: 8a718129b88fb05b
+# cut from the engine: 0f2801e42ffe2510
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from minivllm.request import Sequence
 
 @solves("minivllm.kv.block_pool:FreeList")
 class FreeList:
-    """A doubly linked list threaded through the blocks themselves: every operation is O(1), also from the middle.
+    """The free blocks in a queue whose head is handed out next. Every operation is O(1), also in the middle.
 
-    The head is the next block to hand out. Source: vLLM 0.32 `v1/core/kv_cache_utils.py:FreeKVCacheBlockQueue`.
+    A block is in it at most once; iterating goes from the head to the tail, and `len` counts. A call that raises changes
+    nothing. Here it is a doubly linked list threaded through the blocks' own `prev` and `next`, which belong to it.
+    Source: vLLM 0.32 `v1/core/kv_cache_utils.py:FreeKVCacheBlockQueue`.
     """
 
     def __init__(self) -> None:
@@ -50,11 +52,11 @@ class FreeList:
         raise NotImplementedError("kv-03: FreeList.remove")
 
     def append(self, block: Block) -> None:
-        """Put a block at the tail: handed out last."""
+        """Put a block at the tail: handed out last. `ValueError` if it is in the list already."""
         raise NotImplementedError("kv-03: FreeList.append")
 
     def prepend(self, block: Block) -> None:
-        """Put a block at the head: handed out next."""
+        """Put a block at the head: handed out next. `ValueError` if it is in the list already."""
         raise NotImplementedError("kv-03: FreeList.prepend")
 
 
@@ -62,7 +64,7 @@ class KVCacheManager:
     """Block tables of all live sequences over one pool."""
 
     # The rest of this class is the engine's, in minivllm/kv/manager.py; your methods join it there. It has
-    # block_size, publish_at, leaf_first, pool, watermark_blocks, tables, stats; lookup(sequence: Sequence,
+    # block_size, publish_at, leaf_first, pool, watermark_blocks, tables, stats, _emit; lookup(sequence: Sequence,
     # num_tokens: int), hashes(sequence: Sequence), record_lookup(sequence: Sequence, num_hit: int),
     # blocks_for(num_tokens: int), blocks_of_request(request: Request, num_tokens: Seq[int]), fits_whole(request:
     # Request, hits: Seq[Block], *, watermark: bool), allocate(sequence: Sequence, num_new: int, hits: Seq[Block]=(),
@@ -71,5 +73,10 @@ class KVCacheManager:
 
     @solves("minivllm.kv.manager:KVCacheManager.free")
     def free(self, sequence: Sequence) -> None:
-        """Give up a sequence's references, its last block first, so that a prefix outlives what hangs on it (leaf first)."""
+        """Forget a sequence's table and give up its references; nothing happens if it has none.
+
+        With `leaf_first` the last block goes first, so that a prefix outlives what hangs on it: a cached block without the
+        blocks before it can never be hit. Off, the first goes first. If there were blocks, one FREED event reports request,
+        sequence index and block ids, in the order given up.
+        """
         raise NotImplementedError("kv-03: KVCacheManager.free")

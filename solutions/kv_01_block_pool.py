@@ -39,7 +39,10 @@ class BlockPool:
 
     @solves("minivllm.kv.block_pool:BlockPool.touch")
     def touch(self, blocks: Iterable[Block]) -> None:
-        """Add one reference to each block; one that was free leaves the free list, wherever in it it stood."""
+        """Add one reference to each block; one that was free leaves the free list, wherever in it it stood.
+
+        A block that is free stays published. The null block is passed over, here and in `free`.
+        """
         for block in blocks:
             if block.id == NULL_BLOCK:
                 continue
@@ -52,7 +55,7 @@ class BlockPool:
         """Drop one reference from each block, in the order given; those without a holder return to the free list.
 
         Hashed blocks go to the tail one after the other (so the first given is evicted first among them); unhashed ones
-        go to the head as a group, in the order given. Raises `ValueError`, with nothing changed, when a block would
+        go to the head as a group, in the order given, or with `lifo_unhashed` off to the tail like the others. Raises `ValueError`, with nothing changed, when a block would
         lose more references than it has.
         """
         ordered = [block for block in blocks if block.id != NULL_BLOCK]

@@ -18,7 +18,7 @@ def hash_block(parent: bytes, token_ids: Seq[int], salt: str = "") -> bytes:
     Every part has a fixed or stated length, so that no two inputs give the same bytes: the parent's 32 bytes, the salt
     preceded by its length, then each token as 8 bytes. Pass the salt only for a sequence's first block: the chain carries it on.
     """
-    secret = salt.encode()
+    secret = salt.encode("utf-8", "surrogatepass")  # JSON may bring half a surrogate pair
     digest = hashlib.sha256(parent)
     digest.update(len(secret).to_bytes(4, "big") + secret)
     digest.update(array("q", token_ids).tobytes())

@@ -13,9 +13,11 @@ from minivllm.request import Sequence
 
 @solves("minivllm.kv.block_pool:FreeList")
 class FreeList:
-    """A doubly linked list threaded through the blocks themselves: every operation is O(1), also from the middle.
+    """The free blocks in a queue whose head is handed out next. Every operation is O(1), also in the middle.
 
-    The head is the next block to hand out. Source: vLLM 0.32 `v1/core/kv_cache_utils.py:FreeKVCacheBlockQueue`.
+    A block is in it at most once; iterating goes from the head to the tail, and `len` counts. A call that raises changes
+    nothing. Here it is a doubly linked list threaded through the blocks' own `prev` and `next`, which belong to it.
+    Source: vLLM 0.32 `v1/core/kv_cache_utils.py:FreeKVCacheBlockQueue`.
     """
 
     def __init__(self) -> None:
@@ -49,11 +51,11 @@ class FreeList:
         self._size -= 1
 
     def append(self, block: Block) -> None:
-        """Put a block at the tail: handed out last."""
+        """Put a block at the tail: handed out last. `ValueError` if it is in the list already."""
         self._insert(block, before=self._ends)
 
     def prepend(self, block: Block) -> None:
-        """Put a block at the head: handed out next."""
+        """Put a block at the head: handed out next. `ValueError` if it is in the list already."""
         assert self._ends.next is not None
         self._insert(block, before=self._ends.next)
 
@@ -70,7 +72,7 @@ class KVCacheManager:
     """Block tables of all live sequences over one pool."""
 
     # The rest of this class is the engine's, in minivllm/kv/manager.py; your methods join it there. It has
-    # block_size, publish_at, leaf_first, pool, watermark_blocks, tables, stats; lookup(sequence: Sequence,
+    # block_size, publish_at, leaf_first, pool, watermark_blocks, tables, stats, _emit; lookup(sequence: Sequence,
     # num_tokens: int), hashes(sequence: Sequence), record_lookup(sequence: Sequence, num_hit: int),
     # blocks_for(num_tokens: int), blocks_of_request(request: Request, num_tokens: Seq[int]), fits_whole(request:
     # Request, hits: Seq[Block], *, watermark: bool), allocate(sequence: Sequence, num_new: int, hits: Seq[Block]=(),
@@ -79,7 +81,12 @@ class KVCacheManager:
 
     @solves("minivllm.kv.manager:KVCacheManager.free")
     def free(self, sequence: Sequence) -> None:
-        """Give up a sequence's references, its last block first, so that a prefix outlives what hangs on it (leaf first)."""
+        """Forget a sequence's table and give up its references; nothing happens if it has none.
+
+        With `leaf_first` the last block goes first, so that a prefix outlives what hangs on it: a cached block without the
+        blocks before it can never be hit. Off, the first goes first. If there were blocks, one FREED event reports request,
+        sequence index and block ids, in the order given up.
+        """
         table = self.tables.pop(sequence.uid, None)
         if table is None:
             return

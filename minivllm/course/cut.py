@@ -205,14 +205,15 @@ def _start(statement: ast.stmt) -> int:
 
 
 def _members_note(module: Module, node: ast.ClassDef, owner: str, holes: Sequence[Hole]) -> str:
-    """A comment that lists the public attributes and methods a student's methods can use."""
+    """A comment that lists the attributes and methods a student's methods can use: public ones, and what `__init__` sets."""
     asked = {hole.qualname for hole in holes}
+    used = {n.attr for q in asked for n in ast.walk(module.find(q)) if isinstance(n, ast.Attribute)}
     attributes, properties, methods = [], [], []
     for child in node.body:
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or f"{owner}.{child.name}" in asked:
             continue
         if child.name == "__init__":
-            attributes = _attributes(child)
+            attributes = [name for name in _attributes(child) if not name.startswith("_") or name in used]
         elif child.name.startswith("_"):
             continue
         elif any(isinstance(d, ast.Name) and d.id == "property" for d in child.decorator_list):
@@ -226,7 +227,7 @@ def _members_note(module: Module, node: ast.ClassDef, owner: str, holes: Sequenc
 
 
 def _attributes(init: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """Public attributes that `__init__` sets, in order."""
+    """Attributes that `__init__` sets, in order."""
     targets = [
         target
         for statement in ast.walk(init)
@@ -236,10 +237,7 @@ def _attributes(init: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     return [
         target.attr
         for target in targets
-        if isinstance(target, ast.Attribute)
-        and isinstance(target.value, ast.Name)
-        and target.value.id == "self"
-        and not target.attr.startswith("_")
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
     ]
 
 

@@ -170,8 +170,6 @@ class Grading:
         if mark is not None and (call.when == "call" or call.excinfo is not None):
             world = self.worlds.get(item.path)
             record = _record(mark.args, item, call, world.finder.files if world else [])
-            if record.counterexample == STATE_MACHINE:
-                record.counterexample = _steps(report.sections)
             if record.status is Status.TIMEOUT:
                 self.late.add(mark.args)
             report.user_properties.append(("part", record.to_json()))
@@ -216,9 +214,6 @@ LATE = pytest.StashKey[str]()
 EXAMPLE_HEADS = ("Falsifying example", "Failing test case")
 """What Hypothesis writes before an example, in its older and newer versions."""
 
-STATE_MACHINE = "<state machine>"
-"""What it writes in place of one for a state machine, whose calls it prints."""
-
 
 def _record(names: tuple[str, str], item: pytest.Item, call: pytest.CallInfo[None], files: list[Path]) -> PartRecord:
     """What became of one test of a part."""
@@ -256,22 +251,16 @@ def _describe(record: PartRecord, error: BaseException, files: list[Path]) -> No
 
 
 def _counterexample(notes: list[str]) -> str:
-    """Hypothesis's smallest failing example, with the values drawn on the way; empty if there is none."""
+    """Hypothesis's smallest failing example, with values drawn and calls made on the way; empty if there is none."""
     kept = []
     for note in notes:
         head, _, rest = note.partition(":")
         if head in EXAMPLE_HEADS:
-            kept += [line for line in rest.strip().splitlines() if not line.strip().startswith("self=")]
-        elif head.startswith("Draw "):
+            lines = rest.strip().splitlines()
+            kept += [line for line in lines if not line.strip().startswith(("self=", "<state machine>"))]
+        elif head.startswith(("Draw ", "state")) and note != "state.teardown()":
             kept.append(note)
     return "\n".join(kept)
-
-
-def _steps(sections: list[tuple[str, str]]) -> str:
-    """The calls of a failing state machine, from what was printed last."""
-    printed = "\n".join(text for _, text in sections)
-    _, found, steps = printed.rpartition("state = ")
-    return f"{found}{steps.partition('state.teardown')[0].strip()}" if found else ""
 
 
 def _place(error: BaseException, files: set[str]) -> str:

@@ -36,9 +36,11 @@ class Block:
 
 
 class FreeList:
-    """A doubly linked list threaded through the blocks themselves: every operation is O(1), also from the middle.
+    """The free blocks in a queue whose head is handed out next. Every operation is O(1), also in the middle.
 
-    The head is the next block to hand out. Source: vLLM 0.32 `v1/core/kv_cache_utils.py:FreeKVCacheBlockQueue`.
+    A block is in it at most once; iterating goes from the head to the tail, and `len` counts. A call that raises changes
+    nothing. Here it is a doubly linked list threaded through the blocks' own `prev` and `next`, which belong to it.
+    Source: vLLM 0.32 `v1/core/kv_cache_utils.py:FreeKVCacheBlockQueue`.
     """
 
     def __init__(self) -> None:
@@ -72,11 +74,11 @@ class FreeList:
         self._size -= 1
 
     def append(self, block: Block) -> None:
-        """Put a block at the tail: handed out last."""
+        """Put a block at the tail: handed out last. `ValueError` if it is in the list already."""
         self._insert(block, before=self._ends)
 
     def prepend(self, block: Block) -> None:
-        """Put a block at the head: handed out next."""
+        """Put a block at the head: handed out next. `ValueError` if it is in the list already."""
         assert self._ends.next is not None
         self._insert(block, before=self._ends.next)
 
@@ -139,7 +141,10 @@ class BlockPool:
         return taken
 
     def touch(self, blocks: Iterable[Block]) -> None:
-        """Add one reference to each block; one that was free leaves the free list, wherever in it it stood."""
+        """Add one reference to each block; one that was free leaves the free list, wherever in it it stood.
+
+        A block that is free stays published. The null block is passed over, here and in `free`.
+        """
         for block in blocks:
             if block.id == NULL_BLOCK:
                 continue
@@ -151,7 +156,7 @@ class BlockPool:
         """Drop one reference from each block, in the order given; those without a holder return to the free list.
 
         Hashed blocks go to the tail one after the other (so the first given is evicted first among them); unhashed ones
-        go to the head as a group, in the order given. Raises `ValueError`, with nothing changed, when a block would
+        go to the head as a group, in the order given, or with `lifo_unhashed` off to the tail like the others. Raises `ValueError`, with nothing changed, when a block would
         lose more references than it has.
         """
         ordered = [block for block in blocks if block.id != NULL_BLOCK]

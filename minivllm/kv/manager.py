@@ -165,7 +165,12 @@ class KVCacheManager:
         )
 
     def free(self, sequence: Sequence) -> None:
-        """Give up a sequence's references, its last block first, so that a prefix outlives what hangs on it (leaf first)."""
+        """Forget a sequence's table and give up its references; nothing happens if it has none.
+
+        With `leaf_first` the last block goes first, so that a prefix outlives what hangs on it: a cached block without the
+        blocks before it can never be hit. Off, the first goes first. If there were blocks, one FREED event reports request,
+        sequence index and block ids, in the order given up.
+        """
         table = self.tables.pop(sequence.uid, None)
         if table is None:
             return
