@@ -1,4 +1,15 @@
-"""kv-01 · The block pool: allocate, share, free: the engine's own answer, cut from it. Do not edit."""
+"""kv-01 · The block pool: allocate, share, free: the engine's own answer, cut from it. Do not edit.
+
+Why like this.
+
+* `allocate` asks for the number first and takes then: a caller that gets `OutOfBlocks` can wait or preempt and try again, because
+  nothing has happened. Taking one by one would need an undo.
+* A hash is dropped when its block is *taken*, not when it is freed. So every free block is a cache entry until the memory is
+  needed, and "free" costs nothing.
+* `touch` takes a free block out of the list wherever it stands, which is why the list must be able to do that at constant cost.
+* `free` checks all references before it changes one. A double free is a bug in the caller; half of it done would hide where.
+* Blocks without a hash can never be hit: using them again first spares the cached ones one eviction each.
+"""
 
 from __future__ import annotations
 

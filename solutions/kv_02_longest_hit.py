@@ -1,4 +1,17 @@
-"""kv-02 · The longest cached prefix: the engine's own answer, cut from it. Do not edit."""
+"""kv-02 · The longest cached prefix: the engine's own answer, cut from it. Do not edit.
+
+Why like this.
+
+* K and V of a token depend on every token before it, so the identity of a block must too. The parent's hash stands for all
+  of that in 32 bytes, and equal hashes mean equal prefixes.
+* Fixed lengths, or lengths written down, make the bytes that are hashed unambiguous. Salts come from users: one who can choose
+  a salt that looks like tokens can aim at another tenant's block.
+* Only full blocks have an identity: a partial one still changes.
+* `extend_hashes` builds on what is there, so calling it after every token is free until a block fills.
+* Of `num_tokens` at most `num_tokens - 1` come from the cache, because logits exist only for tokens that are computed. Hits are
+  whole blocks, so a prompt of two full cached blocks computes its second one again.
+* Lookup takes no references: the request may not be admitted, and then nothing has to be undone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""kv-03 · Evict leaves first: the engine's own answer, cut from it. Do not edit."""
+"""kv-03 · Evict leaves first: the engine's own answer, cut from it. Do not edit.
+
+Why like this.
+
+* A block is hit from the root on, so evicting a block strands all that hang on it. The set of cached blocks must stay closed
+  under "the block before": leaves go first.
+* Least recently used does that if two things hold: a hit uses the whole path (it does: `touch` gets all of it), and blocks of
+  equal age leave in the order last to first. Freeing a sequence's blocks in reverse is all it takes.
+* A hit takes blocks out of the middle of the queue. A linked list does so by changing two neighbours; with the links in the blocks
+  no lookup is needed either. One sentinel in place of head and tail leaves no special case.
+"""
 
 from __future__ import annotations
 

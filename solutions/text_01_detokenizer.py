@@ -1,4 +1,12 @@
-"""text-01 · Token ids to text, as they come: the engine's own answer, cut from it. Do not edit."""
+"""text-01 · Token ids to text, as they come: the engine's own answer, cut from it. Do not edit.
+
+Why like this.
+
+* A token is a piece of bytes, a character is one to four bytes: only a decoder that keeps unfinished bytes can stream. The
+  standard library has one.
+* It says U+FFFD as soon as bytes can no longer become a character and waits only while they can: three bytes at most.
+* The end of the answer is the one place where waiting must stop: without the flush in `finish` the last letters are lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""text-02 · Stop strings in streamed text: the engine's own answer, cut from it. Do not edit."""
+"""text-02 · Stop strings in streamed text: the engine's own answer, cut from it. Do not edit.
+
+Why like this.
+
+* What was shown cannot be taken back, so an end of the text that may become a stop string waits. Only the longest such end has to:
+  everything before it can no longer be part of a match that includes the last character.
+* The match that completes first wins because a reader of the stream, character by character, would have stopped there. It makes
+  the answer independent of how the model cut its tokens.
+* Only the waiting end and the new piece are searched: a match that began earlier would have kept its beginning waiting.
+"""
 
 from __future__ import annotations
 
