@@ -54,7 +54,7 @@ def test_a_wrong_architecture_names_those_that_run(tmp_path: Path):
 
 
 def test_a_prompt_longer_than_the_context_says_how_long_both_are(model: Path):
-    line = complaint("generate", "-p", "x" * 300, "--model", model)
+    line = complaint("generate", "-p", "x" * 300, "--model", model, "--kv-cache-memory", "1MiB")
     assert "300 tokens" in line
     assert "255" in line
 
@@ -80,7 +80,7 @@ def test_a_prompt_longer_than_the_context_says_how_long_both_are(model: Path):
     ],
 )
 def test_a_bad_setting_is_named_with_its_value(model: Path, flags: tuple[object, ...], setting: str):
-    assert setting in complaint("generate", "-p", "hi", "--model", model, *flags)
+    assert setting in complaint("generate", "-p", "hi", "--model", model, "--kv-cache-memory", "1MiB", *flags)
 
 
 def test_a_prompt_or_a_file_is_needed_but_not_both(model: Path):
