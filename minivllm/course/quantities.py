@@ -146,6 +146,9 @@ def judge(answer: str, expected: float, unit: str, tolerance: float) -> Verdict:
     return min(found, key=list(Verdict).index, default=Verdict.MISSING)
 
 
+_BUILTINS = {"round": round, "sum": sum, "min": min, "max": max, "len": len, "range": range}
+
+
 def calculate(formula: str) -> float:
     """The value of a formula over `minivllm.calc` and `math`: "decode_tps(M4_MAX.bandwidth_bytes_per_s, 4.92e9)".
 
@@ -153,9 +156,7 @@ def calculate(formula: str) -> float:
     """
     try:
         code = compile(ast.parse(formula.strip(), mode="eval"), "<formula>", "eval")
-        value = float(
-            eval(code, {"__builtins__": {"round": round, "sum": sum, "min": min, "max": max, "len": len}}, _names())
-        )
+        value = float(eval(code, {"__builtins__": _BUILTINS, **_names()}))
     except Exception as error:
         raise CourseError(f"formula {formula!r}: {type(error).__name__}: {error}") from None
     if not math.isfinite(value):
