@@ -2,6 +2,7 @@
 
     python -m minivllm.course.book build      the book, into book/_build/html
     python -m minivllm.course.book pages      only the pages Sphinx reads, into book/_build/source
+    python -m minivllm.course.book pdf        each page of the built book as PDF, printed by Chromium, into book/_build/pdf
     python -m minivllm.course.book kills      run the gate, and write what it found into book/pages/kills.md
 
 Chapters are the lessons' prose with the outputs of their notebooks: nothing is run again. Tables come from the calculators,
@@ -13,6 +14,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
@@ -93,11 +95,38 @@ def write_kills() -> int:
     return 0
 
 
+def print_pages(browser: str | None) -> int:
+    """Print every page of the built book; returns 1, with the reason, if that can't be done."""
+    found = sorted(page for page in HTML.rglob("*.html") if page.stem not in ("search", "genindex"))
+    if browser is None or not found:
+        print(
+            "build the book first" if browser else "no Chromium here: print the pages from any browser", file=sys.stderr
+        )
+        return 1
+    for page in found:
+        target = BOOK / "_build" / "pdf" / page.relative_to(HTML).with_suffix(".pdf")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as profile:
+            options = [
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--no-pdf-header-footer",
+                "--virtual-time-budget=5000",
+            ]
+            command = [browser, *options, f"--user-data-dir={profile}", f"--print-to-pdf={target}", page.as_uri()]
+            subprocess.run(command, check=True, capture_output=True, timeout=120)
+    print(f"{len(found)} pages: {BOOK / '_build' / 'pdf'}")
+    return 0
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """`build`, `pages` or `kills`."""
+    """`build`, `pages`, `pdf` or `kills`."""
     given = (sys.argv[1:] if arguments is None else arguments) or ["build"]
     if given == ["kills"]:
         return write_kills()
+    if given == ["pdf"]:
+        return print_pages(shutil.which("chromium") or shutil.which("google-chrome"))
     if given not in (["build"], ["pages"]):
         print(__doc__)
         return 2

@@ -80,6 +80,11 @@ def test_only_build_and_pages_are_understood(capsys):
     assert "book build" in capsys.readouterr().out
 
 
+def test_without_a_browser_nothing_is_printed_and_it_says_so(capsys):
+    assert book.print_pages(None) == 1
+    assert "any browser" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_sphinx_builds_it_without_a_warning_and_without_a_foreign_address(tmp_path):
     source, html = tmp_path / "source", tmp_path / "html"
