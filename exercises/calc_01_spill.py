@@ -10,9 +10,9 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     3  for any machine the speed lies between its memories', and more room on the faster never slows it
 
 Grade it:  python -m minivllm.course.grade calc-01          (--hint for the next hint)
-Run it:    python -m minivllm generate "Hello" --with exercises/calc_01_spill.py
+Run it:    python -m minivllm.course.run --with exercises/calc_01_spill.py -- generate "Hello"
 """
-# cut from the engine: fe1a72ec1d1b9021
+# cut from the engine: 5546132395cf3cce
 
 from __future__ import annotations
 

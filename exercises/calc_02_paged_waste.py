@@ -9,9 +9,9 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     1  for any lengths, used and wasted slots make whole blocks, and no block is only waste
 
 Grade it:  python -m minivllm.course.grade calc-02          (--hint for the next hint)
-Run it:    python -m minivllm generate "Hello" --with exercises/calc_02_paged_waste.py
+Run it:    python -m minivllm.course.run --with exercises/calc_02_paged_waste.py -- generate "Hello"
 """
-# cut from the engine: 264ca1dd767c2eb5
+# cut from the engine: c9b90c4547aa8a09
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     3  after any calls every block is in exactly one place
 
 Grade it:  python -m minivllm.course.grade kv-01          (--hint for the next hint)
-Run it:    python -m minivllm generate "Hello" --with exercises/kv_01_block_pool.py
+Run it:    python -m minivllm.course.run --with exercises/kv_01_block_pool.py -- generate "Hello"
 """
-# cut from the engine: 0c0e96ebbb495529
+# cut from the engine: c79def9978a8a9c3
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     3  a hit is exactly the longest prefix that is cached
 
 Grade it:  python -m minivllm.course.grade kv-02          (--hint for the next hint)
-Run it:    python -m minivllm generate "Hello" --with exercises/kv_02_longest_hit.py
+Run it:    python -m minivllm.course.run --with exercises/kv_02_longest_hit.py -- generate "Hello"
 """
-# cut from the engine: 909e325b667107c2
+# cut from the engine: 7681d80c25b9fefa
 
 from __future__ import annotations
 

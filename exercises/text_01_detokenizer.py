@@ -10,9 +10,9 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     3  whatever the bytes and the cuts, the pieces joined are the text decoded as a whole
 
 Grade it:  python -m minivllm.course.grade text-01          (--hint for the next hint)
-Run it:    python -m minivllm generate "Hello" --with exercises/text_01_detokenizer.py
+Run it:    python -m minivllm.course.run --with exercises/text_01_detokenizer.py -- generate "Hello"
 """
-# cut from the engine: 02adc372dbdad519
+# cut from the engine: f976fc71bef38880
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,22 +49,19 @@ class Graded:
 def grade(tasks: Sequence[Task], at_once: int = 1, root: Path = ROOT) -> list[Graded]:
     """Grade all tasks; results in their order. One task's fate does not touch another's."""
     warm_up()
-    graded: dict[int, Graded] = {}
-    works: list[tuple[int, tuple[sandbox.Work, Limits]]] = []
-    for index, task in enumerate(tasks):
-        path, findings, early = _look_before(task, root)
-        if early is not None:
-            early.flags = findings.flags
-            graded[index] = Graded(early, [])
-        else:
-            works.append((index, (_work(task, path, root), _limits(task.exercise))))
-    outcomes = sandbox.run_jobs([work for _, work in works], at_once)
-    for (index, _), outcome in zip(works, outcomes, strict=True):
-        graded[index] = _assess(tasks[index], outcome)
-    for index, task in enumerate(tasks):
-        if task.impl != "engine":
-            graded[index].result.flags = _look_before(task, root)[1].flags
-    return [graded[index] for index in range(len(tasks))]
+    looks = [_look_before(task, root) for task in tasks]
+    works = [
+        (_work(task, look.path, root), _limits(task.exercise))
+        for task, look in zip(tasks, looks, strict=True)
+        if look.result is None
+    ]
+    outcomes = iter(sandbox.run_jobs(works, at_once))
+    graded = []
+    for task, look in zip(tasks, looks, strict=True):
+        one = Graded(look.result, []) if look.result is not None else _assess(task, next(outcomes))
+        one.result.flags = look.flags
+        graded.append(one)
+    return graded
 
 
 def warm_up() -> None:
@@ -79,19 +76,27 @@ def _limits(exercise: Exercise) -> Limits:
     return Limits(exercise.seconds, int(exercise.memory_gib * 2**30), exercise.processes)
 
 
-def _look_before(task: Task, root: Path) -> tuple[Path | None, lint.Findings, Result | None]:
-    """The file, what a look at it says, and the result if that look already decides."""
+@dataclass(slots=True)
+class Look:
+    """What there is to say before anything runs: the file, what a human should look at, and a result if that decides."""
+
+    path: Path | None = None
+    flags: list[str] = field(default_factory=list)
+    result: Result | None = None
+
+
+def _look_before(task: Task, root: Path) -> Look:
     if task.impl == "engine":
-        return None, lint.Findings(), None
+        return Look()
     try:
         path = answer_path(task.exercise, task.impl, root)
     except CourseError as error:
-        return None, lint.Findings(), Result.assemble(task.exercise, task.impl, [], End.MISSING, str(error))
+        return Look(result=Result.assemble(task.exercise, task.impl, [], End.MISSING, str(error)))
     findings = lint.inspect_answer(path, task.exercise, complete=task.complete)
+    look = Look(path, findings.flags)
     if findings.refused:
-        reason = "; ".join(findings.refused)
-        return path, findings, Result.assemble(task.exercise, task.impl, [], End.REFUSED, reason)
-    return path, findings, None
+        look.result = Result.assemble(task.exercise, task.impl, [], End.REFUSED, "; ".join(findings.refused))
+    return look
 
 
 # in the child
