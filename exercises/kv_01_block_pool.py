@@ -11,9 +11,9 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     3  after any calls every block is in exactly one place
 
 Grade it:  python -m minivllm.course.grade kv-01          (--hint for the next hint)
-Run it:    python -m minivllm.course.run --with exercises/kv_01_block_pool.py -- generate "Hello"
+Run it:    python -m minivllm.course.run --with exercises/kv_01_block_pool.py "What is the capital of France?"
 """
-# cut from the engine: c79def9978a8a9c3
+# cut from the engine: 8304dc1299d16776
 
 from __future__ import annotations
 

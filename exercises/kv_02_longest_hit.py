@@ -11,9 +11,9 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     3  a hit is exactly the longest prefix that is cached
 
 Grade it:  python -m minivllm.course.grade kv-02          (--hint for the next hint)
-Run it:    python -m minivllm.course.run --with exercises/kv_02_longest_hit.py -- generate "Hello"
+Run it:    python -m minivllm.course.run --with exercises/kv_02_longest_hit.py "What is the capital of France?"
 """
-# cut from the engine: 7681d80c25b9fefa
+# cut from the engine: c7b3ee2859b1e947
 
 from __future__ import annotations
 

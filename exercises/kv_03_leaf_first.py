@@ -11,9 +11,9 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     3  for any calls the list is the one that a plain Python list gives
 
 Grade it:  python -m minivllm.course.grade kv-03          (--hint for the next hint)
-Run it:    python -m minivllm.course.run --with exercises/kv_03_leaf_first.py -- generate "Hello"
+Run it:    python -m minivllm.course.run --with exercises/kv_03_leaf_first.py "What is the capital of France?"
 """
-# cut from the engine: 84aaeeffff044208
+# cut from the engine: 51d995a13bfa7fc4
 
 from __future__ import annotations
 

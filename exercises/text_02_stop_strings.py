@@ -10,9 +10,9 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     2  for any text, stops and cuts the answer is that of a search character by character
 
 Grade it:  python -m minivllm.course.grade text-02          (--hint for the next hint)
-Run it:    python -m minivllm.course.run --with exercises/text_02_stop_strings.py -- generate "Hello"
+Run it:    python -m minivllm.course.run --with exercises/text_02_stop_strings.py "What is the capital of France?"
 """
-# cut from the engine: 87c0b0222d1d9cce
+# cut from the engine: 7bf4476ee17d4f19
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ Add helpers and imports as you like; keep the names and the @solves marks.
 {parts}
 
 Grade it:  python -m minivllm.course.grade {exercise.id}          (--hint for the next hint)
-Run it:    python -m minivllm.course.run --with {path} -- generate "Hello"
+Run it:    python -m minivllm.course.run --with {path} "What is the capital of France?"
 """
 '''
 
