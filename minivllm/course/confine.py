@@ -186,9 +186,15 @@ def _kill_cgroup(folder: Path) -> None:
 
 def remove_cage(cage: Cage) -> None:
     """Take away what `make_cage` made, once all processes in it are gone."""
-    if cage.cgroup is not None:
-        with contextlib.suppress(OSError):
+    if cage.cgroup is None:
+        return
+    for _ in range(100):
+        try:
             cage.cgroup.rmdir()
+        except OSError:  # busy until the kernel has done away with the last process
+            time.sleep(0.01)
+        else:
+            return
 
 
 def bury_strays(known: set[int]) -> None:

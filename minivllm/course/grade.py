@@ -73,6 +73,7 @@ def once(options: argparse.Namespace, exercises: Sequence[Exercise]) -> int:
     else:
         report(results, options)
     if options.json:
+        warn_of_weak_spot()
         options.json.write_text(exports.gradescope(results))
     if options.junit:
         options.junit.write_text(exports.junit(results))
@@ -105,8 +106,6 @@ def report(results: Sequence[Result], options: argparse.Namespace) -> None:
             print_card(result, hints=options.hint)
     if len(results) > 1:
         print_total(results)
-    if (weak := weak_spot()) is not None:
-        print(f"note: {weak}", file=sys.stderr)
 
 
 def watch(options: argparse.Namespace, exercises: Sequence[Exercise]) -> int:
@@ -138,9 +137,14 @@ def grade_class(options: argparse.Namespace, exercises: Sequence[Exercise]) -> i
     path = options.csv or Path("grades.csv")
     exports.write_csv(path, classes)
     print(f"{path}: {len(folders)} students, {size} exercises")
+    warn_of_weak_spot()
+    return 0
+
+
+def warn_of_weak_spot() -> None:
+    """Tell whoever grades others' work when this machine protects less than it could."""
     if (weak := weak_spot()) is not None:
         print(f"note: {weak}", file=sys.stderr)
-    return 0
 
 
 if __name__ == "__main__":
