@@ -91,15 +91,12 @@ class TorchAttention:
 
     def _parts(self, batch: InputBatch) -> list[Part]:
         lengths = batch.context_lengths
-        decodes = [row for row, start in enumerate(batch.starts) if lengths[row] - start == 1]
-        buckets = [[decodes[i] for i in bucket] for bucket in bucket_by_length([lengths[row] for row in decodes])]
-        parts: list[Part] = [
-            PrefillPart(self.cache, batch, row) for row in sorted(set(range(len(lengths))) - set(decodes))
-        ]
-        for rows in buckets:
-            parts.append(
-                DecodePart(self.cache, batch, rows) if len(rows) > 1 else LoneDecodePart(self.cache, batch, *rows)
-            )
+        one_token = [lengths[row] - start == 1 for row, start in enumerate(batch.starts)]
+        decodes = [row for row, one in enumerate(one_token) if one]
+        parts: list[Part] = [PrefillPart(self.cache, batch, row) for row, one in enumerate(one_token) if not one]
+        for bucket in bucket_by_length([lengths[row] for row in decodes]):
+            rows = [decodes[index] for index in bucket]
+            parts.append((LoneDecodePart if len(rows) == 1 else DecodePart)(self.cache, batch, rows))
         return parts
 
 
@@ -122,10 +119,10 @@ def bucket_by_length(lengths: list[int], allowed_padding: int = ALLOWED_PADDING)
     """Group indices of `lengths`, longest first, so that padding each group to its longest wastes at most
     `allowed_padding` in a group."""
     buckets: list[list[int]] = []
-    padding = allowed_padding + 1
+    padding = 0
     for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
         padding += lengths[buckets[-1][0]] - lengths[index] if buckets else 0
-        if padding > allowed_padding:
+        if not buckets or padding > allowed_padding:
             buckets.append([])
             padding = 0
         buckets[-1].append(index)
@@ -164,10 +161,10 @@ class DecodePart:
 class LoneDecodePart:
     """One row of one token: torch's fused attention has less to set up, and needs neither padding nor mask."""
 
-    def __init__(self, cache: KVCache, batch: InputBatch, row: int) -> None:
+    def __init__(self, cache: KVCache, batch: InputBatch, rows: list[int]) -> None:
         self.cache = cache
-        self.token = batch.query_starts[row]
-        self.past = cache.rows_to_read(batch.slots([row], batch.context_lengths[row])[0])
+        self.token = batch.query_starts[rows[0]]
+        self.past = cache.rows_to_read(batch.slots(rows, batch.context_lengths[rows[0]])[0])
 
     def attend(self, layer: int, q: Tensor, output: Tensor) -> None:
         """See `Part`."""
