@@ -136,9 +136,12 @@ class DecodePart:
     def __init__(self, cache: KVCache, batch: InputBatch, rows: list[int]) -> None:
         self.cache = cache
         lengths = [batch.context_lengths[row] for row in rows]
-        self.length = -(-max(lengths) // LENGTH_STEP) * LENGTH_STEP
+        step = math.lcm(LENGTH_STEP, cache.block_size)
+        count = -(-max(lengths) // step) * step // cache.block_size
+        self.length = count * cache.block_size
         self.tokens = torch.tensor([batch.query_starts[row] for row in rows], device=batch.slot_mapping.device)
-        self.past = cache.rows_to_read(batch.slots(rows, self.length).flatten())
+        self.past = cache.runs_to_read(batch.blocks(rows, count).flatten())
+        self.unwritten = batch.unwritten(rows, count).flatten().repeat(2 * cache.num_kv_heads).nonzero()[:, 0]
         self.mask = self._mask(torch.tensor(lengths, device=self.tokens.device))
 
     def _mask(self, lengths: Tensor) -> Tensor:
@@ -150,7 +153,9 @@ class DecodePart:
     def attend(self, layer: int, q: Tensor, output: Tensor) -> None:
         """See `Part`."""
         heads, dim = self.cache.num_kv_heads, self.cache.head_dim
-        k, v = (x.reshape(-1, self.length, dim) for x in self.cache.read(layer, self.past))
+        past = self.cache.read(layer, self.past)
+        past.view(-1, dim).index_fill_(0, self.unwritten, 0)  # masked or not, NaN times zero is NaN
+        k, v = past.view(2, -1, self.length, dim)
         queries = q.index_select(0, self.tokens).view(len(self.tokens), heads, -1, dim)
         queries = queries.transpose(0, 1).reshape(len(k), -1, dim)
         scores = torch.baddbmm(self.mask, queries, k.transpose(1, 2), alpha=dim**-0.5)
@@ -164,11 +169,12 @@ class LoneDecodePart:
     def __init__(self, cache: KVCache, batch: InputBatch, rows: list[int]) -> None:
         self.cache = cache
         self.token = batch.query_starts[rows[0]]
-        self.past = cache.rows_to_read(batch.slots(rows, batch.context_lengths[rows[0]])[0])
+        self.length = batch.context_lengths[rows[0]]
+        self.past = cache.runs_to_read(batch.blocks(rows, -(-self.length // cache.block_size))[0])
 
     def attend(self, layer: int, q: Tensor, output: Tensor) -> None:
         """See `Part`."""
-        k, v = self.cache.read(layer, self.past)
+        k, v = self.cache.read(layer, self.past)[:, :, : self.length]
         queries = q[self.token].view(len(k), -1, self.cache.head_dim)
         attended = F.scaled_dot_product_attention(queries[None], k[None], v[None])
         output[self.token] = attended.view_as(output[self.token])
@@ -185,7 +191,7 @@ class PrefillPart:
         self.cache = cache
         self.begin, self.end = batch.query_starts[row : row + 2]
         self.start = batch.starts[row]
-        self.past = cache.rows_to_read(batch.slots([row], batch.context_lengths[row])[0])
+        self.past = cache.runs_to_read(batch.blocks([row], -(-batch.context_lengths[row] // cache.block_size))[0])
         size = min(QUERY_CHUNK, self.end - self.begin)
         mask = torch.full((size, size), -math.inf, dtype=cache.layers[0].dtype, device=self.past.device)
         self.mask = mask.triu_(1)

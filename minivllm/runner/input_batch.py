@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from minivllm.plan import Row, StepPlan
@@ -30,17 +31,25 @@ class InputBatch:
     prompt_rows: tuple[int, ...]  # rows whose every position needs logits
     block_size: int
 
-    def slots(self, rows: Many[int], length: int) -> Tensor:
-        """Slots of positions 0 .. length - 1 of some rows: int64 [len(rows), length].
+    def blocks(self, rows: Many[int], count: int) -> Tensor:
+        """The first `count` blocks of some rows: int64 [len(rows), count]. Past a row's context its first block
+        repeats: always one that the row owns."""
+        table = F.pad(self.block_tables[list(rows)], (0, max(0, count - self.block_tables.shape[1])))
+        starts, lengths = self._block_starts(count), self._lengths(rows)
+        return torch.where(starts < lengths, table[:, :count], table[:, :1])
 
-        Past a row's context the slot of its position 0 repeats: always one that holds this row's own, finite numbers.
-        """
-        position = torch.arange(length)
-        columns = position // self.block_size
-        table = self.block_tables[list(rows)][:, columns.clamp_(max=self.block_tables.shape[1] - 1)]
-        slots = table.mul_(self.block_size).add_(position % self.block_size)
-        lengths = torch.tensor([self.context_lengths[row] for row in rows])
-        return torch.where(position < lengths[:, None], slots, slots[:, :1])
+    def unwritten(self, rows: Many[int], count: int) -> Tensor:
+        """Which slots of `blocks(rows, count)` hold nothing of the row: bool [len(rows), count * block_size]."""
+        starts, lengths = self._block_starts(count), self._lengths(rows)
+        starts = torch.where(starts < lengths, starts, 0)
+        positions = starts[:, :, None] + torch.arange(self.block_size, device=starts.device)
+        return (positions >= lengths[:, :, None]).flatten(1)
+
+    def _block_starts(self, count: int) -> Tensor:
+        return torch.arange(count, device=self.block_tables.device) * self.block_size
+
+    def _lengths(self, rows: Many[int]) -> Tensor:
+        return torch.tensor([self.context_lengths[row] for row in rows], device=self.block_tables.device)[:, None]
 
 
 def build_input_batch(plan: StepPlan, block_size: int, device: torch.device | str = "cpu") -> InputBatch:

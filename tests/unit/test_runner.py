@@ -115,9 +115,10 @@ def test_input_batch_lays_rows_end_to_end():
     assert batch.logits_indices.tolist() == [3]
 
 
-def test_padding_repeats_the_slot_of_position_zero():
-    batch = build_input_batch(StepPlan(0, [make_row(PROMPT, 0, 6, [9, 4])]), 4)
-    assert batch.slots([0], 9).tolist() == [[36, 37, 38, 39, 16, 17, 36, 36, 36]]
+def test_padding_repeats_a_rows_first_block_and_knows_what_is_unwritten():
+    batch = build_input_batch(StepPlan(0, [make_row(PROMPT, 0, 3, [9]), make_row(PROMPT, 0, 6, [8, 4])]), 4)
+    assert batch.blocks([0, 1], 3).tolist() == [[9, 9, 9], [8, 4, 8]]
+    assert batch.unwritten([0, 1], 3).int().tolist() == [[0, 0, 0, 1] * 3, [0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0]]
 
 
 def test_dtype_comes_from_the_configuration():
