@@ -11,6 +11,7 @@ from minivllm.config import EngineConfig
 from minivllm.models.decoder import Decoder, resolve_device
 from minivllm.plan import StepPlan
 from minivllm.runner.attention import make_attention
+from minivllm.runner.host import keep_freed_memory
 from minivllm.runner.input_batch import InputBatch, build_input_batch
 from minivllm.runner.kv_cache import KVCache
 
@@ -31,6 +32,8 @@ class ModelRunner:
     """Owns the KV cache's tensors and turns plans into logits. Decides nothing: the plan says what runs where."""
 
     def __init__(self, model: Decoder, config: EngineConfig, num_blocks: int) -> None:
+        if model.device.type == "cpu":
+            keep_freed_memory()
         self.model = model
         self.block_size = config.block_size
         self.cache = KVCache(model.config, num_blocks, config.block_size, model.dtype, model.device)
