@@ -14,6 +14,7 @@ from minivllm import __version__
 from minivllm.cli.ask import ask
 from minivllm.cli.bench import bench
 from minivllm.cli.chat import chat
+from minivllm.cli.course import PASS_THROUGH, grade, interview
 from minivllm.cli.doctor import doctor
 from minivllm.cli.generate import generate
 from minivllm.cli.trace import trace
@@ -79,4 +80,6 @@ def root(
 app.command(hidden=True)(ask)
 for command in (chat, generate, bench, trace, doctor):
     app.command()(command)
+for command in (grade, interview):
+    app.command(context_settings=PASS_THROUGH)(command)
 root.__doc__ = HELP

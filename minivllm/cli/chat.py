@@ -6,7 +6,6 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -43,16 +42,15 @@ def chat(
 ) -> None:
     """Chat with a model: answers stream, /stats and /trace show the engine at work.
 
-    Without --temperature and --top-p it samples a little (0.2, 0.9): small models repeat themselves when greedy.
+    Without --temperature and --top-p it samples a little (0.2, 0.9): small models repeat themselves when greedy. For greedy
+    answers say --temperature 0.
     """
     talk(engine, sampling, system)
 
 
 def talk(engine: EngineFlags, sampling: SamplingFlags, system: str) -> None:
     """Start the engine and hold a conversation until the user leaves."""
-    if sampling.temperature == 0 and sampling.top_p == 1:
-        sampling = replace(sampling, temperature=CHAT_TEMPERATURE, top_p=CHAT_TOP_P)
-    params = sampling.params()
+    params = sampling.with_defaults(temperature=CHAT_TEMPERATURE, top_p=CHAT_TOP_P).params()
     console = Console(highlight=False)
     with started(engine.model, engine.config()) as llm:
         greet(console, llm, engine.model)

@@ -9,6 +9,7 @@ import re
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
@@ -22,6 +23,7 @@ MODEL_HELP = (
 )
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 ENGINE, SAMPLING = "Engine", "Sampling"
+GREEDY = {"temperature": 0.0}
 SYSTEM = ""  # the default model answers better when it is told nothing than with its template's own message
 System = Annotated[str, Option(metavar="TEXT", help="The system message of a chat.", show_default="empty")]
 
@@ -92,6 +94,16 @@ class EngineFlags:
             rich_help_panel=ENGINE,
         ),
     ] = None
+    # Declared for --help: `minivllm.cli.main` has taken it out of the arguments, before the engine was imported.
+    answers: Annotated[
+        list[Path] | None,
+        Option(
+            "--with",
+            metavar="PATH",
+            help="Run your answer to an exercise (a file, or a folder of them) inside the engine; may be repeated.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None
 
     def config(self, **changes: Any) -> EngineConfig:
         """The engine's configuration; raises `ConfigError` for values it can't run with."""
@@ -114,16 +126,25 @@ ENGINE_FIELDS = {f.name for f in dataclasses.fields(EngineConfig)}
 
 @dataclass(frozen=True, slots=True)
 class SamplingFlags:
-    """The settings of `SamplingParams` that can be given on the command line."""
+    """The settings of `SamplingParams` that can be given on the command line. None: not given, so the command decides."""
 
     max_tokens: Annotated[int, Option(help="Most tokens to generate.", rich_help_panel=SAMPLING)] = 512
     temperature: Annotated[
-        float, Option(help="0 takes the most likely token; higher is more varied.", rich_help_panel=SAMPLING)
-    ] = 0.0
+        float | None,
+        Option(
+            help="0 takes the most likely token; higher is more varied.",
+            show_default="0; in a chat 0.2",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None
     top_p: Annotated[
-        float,
-        Option(help="Draw from the likeliest tokens that together have this probability.", rich_help_panel=SAMPLING),
-    ] = 1.0
+        float | None,
+        Option(
+            help="Draw from the likeliest tokens that together have this probability.",
+            show_default="1; in a chat 0.9",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None
     top_k: Annotated[
         int, Option(help="Draw from this many of the likeliest tokens; 0: all.", rich_help_panel=SAMPLING)
     ] = 0
@@ -138,8 +159,13 @@ class SamplingFlags:
 
     def params(self, **more: Any) -> SamplingParams:
         """The sampling parameters; raises `RequestError` for values out of range."""
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return SamplingParams(**given | {"stop": tuple(self.stop or ())} | more)
+        given = {f.name: value for f in dataclasses.fields(self) if (value := getattr(self, f.name)) is not None}
+        return SamplingParams(**GREEDY | given | {"stop": tuple(self.stop or ())} | more)
+
+    def with_defaults(self, **defaults: Any) -> SamplingFlags:
+        """The same flags, with these values where none was given."""
+        missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **missing)
 
 
 def with_flags(command: Callable[..., Any]) -> Callable[..., Any]:

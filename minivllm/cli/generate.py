@@ -37,7 +37,12 @@ class Job:
 def generate(
     engine: EngineFlags,
     sampling: SamplingFlags,
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt.", show_default=False)] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[PROMPT]", help="The prompt.", show_default=False)
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="The same, where it starts with a dash.", show_default=False)
+    ] = None,
     prompts_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Prompts, one a line, in UTF-8; empty lines are left out.")
     ] = None,
@@ -58,8 +63,9 @@ def generate(
     answer is an object with prompt (its number, or its line), index (0 to n - 1), text, token_ids, finish_reason, usage
     and metrics; a bad line is one with prompt and error.
     """
-    if (prompt is None) == (prompts_file is None):
-        raise ConfigError("prompt", prompt, "give either --prompt or --prompts-file")
+    if (words is not None) + (prompt is not None) + (prompts_file is not None) != 1:
+        raise ConfigError("prompt", prompt, "give one of PROMPT, --prompt and --prompts-file")
+    prompt = " ".join(words) if words else prompt
     if logprobs is not None and not as_json:
         raise ConfigError("logprobs", logprobs, "are only shown with --json")
     params = sampling.params(n=n, logprobs=logprobs)
