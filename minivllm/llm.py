@@ -1,4 +1,4 @@
-"""The front door: `LLM.generate`, `LLM.chat`, and `LLM.stream` for tokens as they come."""
+"""The front door: `LLM.generate`, `LLM.chat`, `LLM.beam_search`, and `LLM.stream` for tokens as they come."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Literal
 from minivllm.config import EngineConfig, RequestError
 from minivllm.engine.startup import Engine, start_engine
 from minivllm.models.chat import render_chat
-from minivllm.request import Request, RequestOutput, SamplingParams
+from minivllm.request import BeamParams, Request, RequestOutput, SamplingParams
+from minivllm.sample.beam import num_candidates
 
 Prompt = str | list[int]
 Message = Mapping[str, str]
@@ -36,8 +37,14 @@ class LLM:
     def tokenizer(self):  # type: ignore[no-untyped-def]
         return self.engine.tokenizer
 
-    def request(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Request:
+    def request(
+        self, prompt: Prompt, params: SamplingParams | BeamParams, *, priority: int = 0, cache_salt: str = ""
+    ) -> Request:
         """Tokenise and check a prompt; raises `RequestError` if it is empty or leaves no room in the context."""
+        beams = params if isinstance(params, BeamParams) else None
+        if isinstance(params, BeamParams):
+            self._check_width(params)
+            params = params.sampling
         text = prompt if isinstance(prompt, str) else None
         ids = self.engine.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_tokens(ids, params)
@@ -50,7 +57,18 @@ class LLM:
             priority=priority,
             cache_salt=cache_salt,
             prompt_text=text,
+            beams=beams,
         )
+
+    def _check_width(self, params: BeamParams) -> None:
+        vocab = self.engine.model_config.vocab_size
+        ends = 0 if params.ignore_eos else len(self.engine.sampler.eos_token_ids)
+        if num_candidates(params.width, ends) > vocab:
+            raise RequestError(
+                "width",
+                params.width,
+                f"needs {num_candidates(params.width, ends)} candidates a beam, there are {vocab} tokens",
+            )
 
     def _check_tokens(self, ids: list[int], params: SamplingParams) -> None:
         longest = self.engine.max_model_len - 1
@@ -81,6 +99,22 @@ class LLM:
         if len(each) != len(listed):
             raise RequestError("params", f"{len(each)} given", f"must be one, or one for each of {len(listed)} prompts")
         return self._run([self._attempt(p, q, errors) for p, q in zip(listed, each, strict=True)], on_step)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: BeamParams | None = None,
+        *,
+        errors: Literal["raise", "return"] = "raise",
+        on_step: Callable[[int, int], None] | None = None,
+    ) -> list[RequestOutput | RequestError]:
+        """The likeliest answers to each prompt, best first: `width` outputs each, with `score` and `cumulative_logprob`.
+
+        All prompts run in one continuous batch; a prompt's beams share the KV blocks of what they have in common.
+        `errors` and `on_step` as in `generate`.
+        """
+        beams = params or BeamParams()
+        return self._run([self._attempt(p, beams, errors) for p in _as_list(prompts)], on_step)
 
     def chat(
         self,
@@ -136,7 +170,7 @@ class LLM:
 
     # offline runs
 
-    def _attempt(self, prompt: Prompt, params: SamplingParams, errors: str) -> Request | RequestError:
+    def _attempt(self, prompt: Prompt, params: SamplingParams | BeamParams, errors: str) -> Request | RequestError:
         try:
             request = self.request(prompt, params)
             self.engine.core.scheduler.check(request)

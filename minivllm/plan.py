@@ -86,11 +86,15 @@ class RequestSpec:
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     reads_cache: bool
+    beams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """One decision. Unused fields keep their defaults; `blocks` are physical block ids, `token_ids` only on inputs."""
+    """One decision. Unused fields keep their defaults; `blocks` are physical block ids, `token_ids` only on inputs.
+
+    `parent` is the sequence that a fork starts from, or that a beam's token continues.
+    """
 
     step: int
     kind: EventKind
@@ -102,6 +106,7 @@ class TraceEvent:
     reason: str = ""
     token_ids: tuple[int, ...] = ()
     spec: RequestSpec | None = None
+    parent: int | None = None
 
 
 Emit = Callable[..., None]

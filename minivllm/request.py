@@ -85,6 +85,33 @@ class SamplingParams:
         return self.temperature == 0
 
 
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """How to search for likely answers: `width` beams side by side, for at most `max_tokens` tokens.
+
+    Answers are compared by the sum of their log-probabilities over `length ** length_penalty`: see `sample/beam.py`.
+    With `early_stopping` the search ends when `width` answers are complete. With `ignore_eos` an end-of-sequence token
+    completes nothing.
+    """
+
+    width: int = 4
+    max_tokens: int = 64
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("width", "max_tokens"):
+            _finite(name, getattr(self, name))
+            at_least(name, getattr(self, name), 1, RequestError)
+        _within("length_penalty", self.length_penalty, -10, 10)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The same as parameters of a request: `width` sequences that start from one prompt."""
+        return SamplingParams(temperature=0, n=self.width, max_tokens=self.max_tokens, ignore_eos=self.ignore_eos)
+
+
 def _finite(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise RequestError(name, value, "must be a finite number")
@@ -108,10 +135,24 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One drawn token; `logprob` only where the request asked for it."""
+    """One drawn token; `logprob` only where the request asked for it.
+
+    `parent` is set in a beam search only, where a sequence goes on from another's tokens instead of its own: its index.
+    """
 
     token_id: int
     logprob: TokenLogprob | None = None
+    parent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A complete answer of a beam search: its tokens, the one that ended it included, and how good it is."""
+
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float
+    score: float
+    finish_reason: FinishReason
 
 
 class Sequence:
@@ -162,19 +203,23 @@ class Request:
     """A prompt with its parameters and its n sequences: the unit of admission and preemption.
 
     Until the prompt's KV exists only the first live sequence runs (the trunk); then the others fork from it.
+    With `beams` the sequences are the live beams of a search: they step together and fork from each other all the time.
     """
 
     __slots__ = (
         "arrival_time",
+        "beams",
         "cache_salt",
         "finish_time",
         "first_token_time",
         "forked",
+        "hypotheses",
         "id",
         "max_tokens",
         "num_cached_tokens",
         "num_preemptions",
         "params",
+        "peak_blocks",
         "priority",
         "prompt_logprobs",
         "prompt_text",
@@ -194,6 +239,7 @@ class Request:
         arrival_time: float = 0.0,
         cache_salt: str = "",
         prompt_text: str | None = None,
+        beams: BeamParams | None = None,
     ) -> None:
         self.id = id
         self.prompt_token_ids = prompt_token_ids
@@ -203,12 +249,15 @@ class Request:
         self.priority = priority  # smaller is more important
         self.arrival_time = arrival_time
         self.cache_salt = cache_salt
+        self.beams = beams  # then params.n is its width
         self.status = Status.WAITING
         self.forked = params.n == 1
         self.sequences = [Sequence(self, i) for i in range(params.n)]
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.hypotheses: list[Hypothesis] = []  # answers that the search has completed so far, the best `width` of them
+        self.peak_blocks = (0, 0)  # most KV blocks that the beams held together, and what that were without sharing
         self.first_token_time: float | None = None
         self.finish_time: float | None = None
 
@@ -237,17 +286,23 @@ class CompletionOutput:
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    score: float | None = None  # of a beam search: what its answers are sorted by
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Seconds on the engine's clock, and counts of tokens."""
+    """Seconds on the engine's clock, and counts of tokens.
+
+    Of a beam search alone: the most KV blocks that its beams held, and what they would have held without sharing.
+    """
 
     arrival_time: float
     first_token_time: float | None
     finish_time: float | None
     num_cached_tokens: int
     num_preemptions: int
+    peak_blocks: int = 0
+    peak_unshared_blocks: int = 0
 
     @property
     def ttft(self) -> float | None:

@@ -12,6 +12,7 @@ from minivllm.config import EngineConfig, RequestError
 from minivllm.kv.block_pool import NULL_BLOCK
 from minivllm.plan import EventKind, Row, StepPlan, TraceEvent
 from minivllm.request import FinishReason, Request, SampledToken, Sequence
+from minivllm.sample.beam import assign_slots
 from minivllm.sched.policy import rank
 from minivllm.sched.scheduler import Scheduler
 from minivllm.sched.trace import Recorder, TraceHeader, dump_event, load_event, replay
@@ -125,10 +126,10 @@ class CheckedScheduler:
         self._check_order(running, waiting, events)
         self._account(events)
         self.slots.execute(plan)
+        self._learn_hashes()
         for request in leaving:
             scheduler.abort(request.id)
-        tokens = [[SampledToken(draw(s)) for s in row.samples] for row in plan.rows if row.samples]
-        drawn = scheduler.update(plan, tokens)
+        drawn = scheduler.update(plan, draw_all(plan, draw))
         for index in at_stop_string:
             if index < len(drawn) and not drawn[index][0].finished:
                 scheduler.stop(drawn[index][0], "stop")
@@ -142,6 +143,7 @@ class CheckedScheduler:
         assert len({row.sequence.uid for row in plan.rows}) == len(plan.rows), "a sequence has two rows"
         for row in plan.rows:
             self._check_row(row, computed)
+        self._check_beams(plan)
         running = [s for r in self.scheduler.running for s in r.live]
         assert len(running) <= config.max_num_seqs
         if config.policy != "priority":
@@ -157,10 +159,22 @@ class CheckedScheduler:
         assert len(row.block_ids) == -(-row.stop // config.block_size), "a table holds exactly the blocks it needs"
         if config.long_prefill_threshold and len(self.scheduler.requests) > 1:
             assert row.num_tokens <= config.long_prefill_threshold
-        target = sequence.num_tokens if request.forked else sequence.num_prompt
+        target = sequence.num_tokens - self._waits(request, computed) if request.forked else sequence.num_prompt
         if not config.enable_chunked_prefill:
             assert row.stop == target, "a prompt was split"
         assert set(row.samples) == (self._samplers(row) if row.stop == sequence.num_tokens else set())
+
+    def _waits(self, request: Request, computed: dict[int, int]) -> bool:
+        """Whether beams must catch up before any of them draws."""
+        behind = [s for s in request.live if s.num_tokens - computed.get(s.uid, 0) > 1]
+        return request.beams is not None and len(request.live) > 1 and bool(behind)
+
+    def _check_beams(self, plan: StepPlan) -> None:
+        """All beams of a request draw in the same step, or none."""
+        for request in self.scheduler.running:
+            if request.beams and request.forked:
+                drawing = {row.sequence for row in plan.rows if row.samples and row.sequence.request is request}
+                assert drawing in (set(), set(request.live)), "beams don't step together"
 
     def _samplers(self, row: Row) -> set[Sequence]:
         request = row.sequence.request
@@ -194,16 +208,20 @@ class CheckedScheduler:
 
     def _check_published(self) -> None:
         """Every hash in the index keeps its promise: the block's KV is that of exactly this prefix."""
+        self._learn_hashes()
+        for block_hash, copies in self.scheduler.kv.pool.published.items():
+            for block_id in copies:
+                assert self.slots.last_of(block_id) == self._meaning[block_hash][0], f"block {block_id} lies"
+
+    def _learn_hashes(self) -> None:
+        """Note which prefix each hash stands for; a beam that is pruned takes its tokens along."""
         size = self.config.block_size
         for request in self.requests:
             for sequence in request.sequences:
                 prefixes = self.slots.prefixes(sequence.tokens(0, sequence.num_tokens))
-                for i, block_hash in enumerate(sequence.block_hashes):
+                for i, block_hash in enumerate(self.scheduler.kv.hashes(sequence)):
                     meaning = (prefixes[(i + 1) * size - 1], request.cache_salt)
                     assert self._meaning.setdefault(block_hash, meaning) == meaning, "one hash, two prefixes"
-        for block_hash, copies in self.scheduler.kv.pool.published.items():
-            for block_id in copies:
-                assert self.slots.last_of(block_id) == self._meaning[block_hash][0], f"block {block_id} lies"
 
     def check_books(self) -> None:
         """References, free list, index, queues; and every ended request's token account."""
@@ -252,6 +270,20 @@ class CheckedScheduler:
         assert events == list(recorder.events)
         for again in replay(self.header, events):
             assert snapshot(again) == self._snapshots[again.recorder.step]
+
+
+def draw_all(plan: StepPlan, draw: Draw) -> list[list[SampledToken]]:
+    """What everybody draws. A beam's token says, as a number, which beam has one more child instead."""
+    tokens = {s: draw(s) for row in plan.rows for s in row.samples}
+    parents: dict[Sequence, int] = {}
+    for request in {row.sequence.request for row in plan.rows if row.sequence.request.beams}:
+        beams = [row.sequence for row in plan.rows if row.sequence.request is request and row.samples]
+        if request.forked and beams:
+            slots = [s.index for s in beams]
+            wanted = [slots[tokens[s] % len(slots)] for s in beams]
+            children = zip(assign_slots(wanted, slots), wanted, strict=True)
+            parents |= {request.sequences[slot]: parent for slot, parent in children if slot != parent}
+    return [[SampledToken(tokens[s], parent=parents.get(s)) for s in row.samples] for row in plan.rows if row.samples]
 
 
 class Tenure:

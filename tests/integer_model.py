@@ -58,6 +58,10 @@ class IntegerModel:
 
     def execute(self, plan: StepPlan) -> list[list[SampledToken]]:
         """The tokens drawn: one list for each row with samples."""
+        return [self._draw(row, state) for row, state in self.run(plan)]
+
+    def run(self, plan: StepPlan) -> list[tuple[Row, int]]:
+        """Each row with samples, and the state that it draws from."""
         for layer in self.layers:
             self._copy(layer, plan.copies)
         first, second = self.layers
@@ -66,7 +70,7 @@ class IntegerModel:
         folds = [fold(self._read(first, row)) for row in plan.rows]
         for row, states in zip(plan.rows, folds, strict=True):
             self._write(second, row, states[row.start :])
-        return [self._draw(row, fold(self._read(second, row))[-1]) for row in plan.rows if row.samples]
+        return [(row, fold(self._read(second, row))[-1]) for row in plan.rows if row.samples]
 
     def _draw(self, row: Row, state: int) -> list[SampledToken]:
         return [SampledToken(choose(state, sequence.index, self.vocab_size)) for sequence in row.samples]

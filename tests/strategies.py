@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from minivllm.config import EngineConfig
-from minivllm.request import Request, SamplingParams
+from minivllm.request import BeamParams, Request, SamplingParams
 
 EOS = 0
 
@@ -40,7 +40,7 @@ def engines(draw: st.DrawFn) -> tuple[EngineConfig, int, int]:
 
 @st.composite
 def requests(draw: st.DrawFn, id: str, max_model_len: int) -> Request:
-    """A request that may well be refused: too long, or with too many answers."""
+    """A request that may well be refused: too long, or with too many answers. Of several answers, some are beams."""
     prompt = draw(st.lists(prompt_tokens, max_size=max_model_len))
     room = max(max_model_len - len(prompt), 1)
     params = SamplingParams(
@@ -49,6 +49,7 @@ def requests(draw: st.DrawFn, id: str, max_model_len: int) -> Request:
         stop_token_ids=draw(st.sampled_from([(), (2,)])),
         prompt_logprobs=draw(st.sampled_from([None, None, None, 0])),
     )
+    beams = BeamParams(params.n) if draw(st.integers(0, 3)) == 0 else None
     return Request(
         id,
         prompt,
@@ -57,4 +58,5 @@ def requests(draw: st.DrawFn, id: str, max_model_len: int) -> Request:
         priority=draw(st.integers(0, 2)),
         arrival_time=draw(st.sampled_from([0.0, 1.0, 2.0])),
         cache_salt=draw(st.sampled_from(["", "", "tenant"])),
+        beams=beams,
     )

@@ -5,7 +5,7 @@ from random import Random
 from minivllm.config import EngineConfig
 from minivllm.kv.manager import KVCacheManager
 from minivllm.plan import EventKind
-from minivllm.request import Request, SamplingParams
+from minivllm.request import BeamParams, Request, SamplingParams
 from tests.checked_scheduler import CheckedScheduler
 from tests.oracles import Census, ReferenceLRU
 from tests.strategies import EOS
@@ -35,9 +35,10 @@ def walk_scheduler(seed: int, *, trust: bool = False, policy: str | None = None)
 
 def _request(id: str, random: Random, length: int) -> Request:
     prompt = random.choice([[1] * 8, [1, 2] * 4, [2] * 8])[: random.randint(1, 8)] + random.choices([1, 2], k=2)
-    params = SamplingParams(n=random.choice([1, 1, 2]))
+    params = SamplingParams(n=random.choice([1, 1, 2, 3]))
+    beams = BeamParams(params.n) if random.random() < 0.5 else None
     room = length - len(prompt)
-    return Request(id, prompt, params, max_tokens=random.randint(1, room), priority=random.randint(0, 2))
+    return Request(id, prompt, params, max_tokens=random.randint(1, room), priority=random.randint(0, 2), beams=beams)
 
 
 # where KV lives: the manager against the reference LRU

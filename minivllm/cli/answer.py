@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an answer took. Times in seconds; `blocks` are the KV blocks that its tokens filled, at most."""
+    """What an answer took. Times in seconds; `blocks` are the KV blocks that its tokens filled, at most, and
+    `unshared_blocks` those that they would have filled if several answers had not shared what they have in common."""
 
     ttft: float
     tokens_per_second: float | None
@@ -23,6 +24,7 @@ class Cost:
     prompt_tokens: int
     cached_tokens: int
     blocks: int
+    unshared_blocks: int
     usable_blocks: int
 
     def __str__(self) -> str:
@@ -40,13 +42,15 @@ def cost_of(output: RequestOutput, llm: LLM) -> Cost:
     prompt, new = len(output.prompt_token_ids), sum(lengths)
     decoding = (metrics.finish_time or 0) - (metrics.first_token_time or 0)
     shared = prompt // kv.block_size if len(lengths) > 1 else 0
+    alone = [kv.blocks_for(prompt + n - 1) for n in lengths]
     return Cost(
         ttft=metrics.ttft or 0,
         tokens_per_second=(new - len(lengths)) / decoding if decoding > 0 else None,
         new_tokens=new,
         prompt_tokens=prompt,
         cached_tokens=metrics.num_cached_tokens,
-        blocks=shared + sum(kv.blocks_for(prompt + n - 1) - shared for n in lengths),
+        blocks=metrics.peak_blocks or shared + sum(n - shared for n in alone),
+        unshared_blocks=metrics.peak_unshared_blocks or sum(alone),
         usable_blocks=kv.pool.num_usable,
     )
 

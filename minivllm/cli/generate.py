@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,12 +16,13 @@ from minivllm.cli.ask import chat_or_raw, stream_answer
 from minivllm.cli.flags import SYSTEM, EngineFlags, SamplingFlags, System, with_flags
 from minivllm.cli.start import progress, started
 from minivllm.config import ConfigError, RequestError
-from minivllm.request import CompletionOutput, RequestOutput, SamplingParams
+from minivllm.request import BeamParams, CompletionOutput, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from minivllm.llm import LLM
 
 SOME_FAILED = 1
+Errors = Literal["raise", "return"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +57,49 @@ def generate(
         int | None,
         typer.Option(metavar="K", help="Log-probabilities of the chosen and the K likeliest tokens; needs --json."),
     ] = None,
+    beams: Annotated[
+        int | None, typer.Option(metavar="N", help="Search with N beams; answers come best first.", show_default=False)
+    ] = None,
+    length_penalty: Annotated[
+        float, typer.Option(help="With --beams: the larger, the better do long answers fare.")
+    ] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each answer on stdout.")] = False,
 ) -> None:
     """Answer prompts, all in one continuous batch.
 
     A bad line of --prompts-file is told on stderr while the others run; the exit code is then 1. With --json each
     answer is an object with prompt (its number, or its line), index (0 to n - 1), text, token_ids, finish_reason, usage
-    and metrics; a bad line is one with prompt and error.
+    and metrics; a bad line is one with prompt and error. Answers of --beams have score and cumulative_logprob too.
     """
     if (words is not None) + (prompt is not None) + (prompts_file is not None) != 1:
         raise ConfigError("prompt", prompt, "give one of PROMPT, --prompt and --prompts-file")
     prompt = " ".join(words) if words else prompt
     if logprobs is not None and not as_json:
         raise ConfigError("logprobs", logprobs, "are only shown with --json")
-    params = sampling.params(n=n, logprobs=logprobs)
+    params: SamplingParams | BeamParams = sampling.params(n=n, logprobs=logprobs)
+    if beams is not None:
+        params = beam_params(sampling, beams, length_penalty, n=n, logprobs=logprobs)
     jobs = [Job(1, "prompt", prompt)] if prompt is not None else read_prompts(prompts_file or Path())
     with started(engine.model, engine.config(), tell_memory=True) as llm:
         if chat:
             jobs = [replace(job, prompt=chat_or_raw(llm, job.prompt, system)) for job in jobs]
-        if prompt is not None and n == 1 and not as_json:
+        if isinstance(params, SamplingParams) and prompt is not None and n == 1 and not as_json:
             stream_answer(llm, jobs[0].prompt, params)
         elif not run_jobs(llm, jobs, params, as_json=as_json, errors="raise" if prompt is not None else "return"):
             raise typer.Exit(SOME_FAILED)
+
+
+def beam_params(
+    sampling: SamplingFlags, width: int, length_penalty: float, *, n: int, logprobs: int | None
+) -> BeamParams:
+    """The parameters of a beam search; raises `ConfigError` for flags that it could only ignore."""
+    unused = {"n": (n, 1), "logprobs": (logprobs, None)}
+    plain = SamplingFlags()
+    unused |= {f: (getattr(sampling, f), getattr(plain, f)) for f in ("temperature", "top_p", "top_k", "min_p", "seed")}
+    for name, (value, default) in {**unused, "stop": (sampling.stop or None, None)}.items():
+        if value != default:
+            raise ConfigError(name, value, "means nothing to --beams: leave one of them out")
+    return BeamParams(width, sampling.max_tokens, length_penalty)
 
 
 def read_prompts(path: Path) -> list[Job]:
@@ -102,19 +125,32 @@ def _read_line(path: Path, number: int, line: bytes) -> Job:
         return Job(number, source, "", RequestError("prompt", line[:20], f"is not UTF-8 ({error.reason})"))
 
 
-def run_jobs(llm: LLM, jobs: list[Job], params: SamplingParams, *, as_json: bool, errors: str) -> bool:
+def run_jobs(llm: LLM, jobs: list[Job], params: SamplingParams | BeamParams, *, as_json: bool, errors: Errors) -> bool:
     """Answer all jobs that have a prompt and write the answers in order; whether all of them were good."""
     good = [job for job in jobs if job.error is None]
+    several = isinstance(params, BeamParams) or params.n > 1
     with progress("prompts", len(good)) as on_step:
-        results = llm.generate([job.prompt for job in good], params, errors=errors, on_step=on_step)  # type: ignore[arg-type]
+        results = answer_all(llm, [job.prompt for job in good], params, errors, on_step)
     by_job = dict(zip((job.number for job in good), results, strict=True))
     outcomes = [(job, by_job.get(job.number) or job.error) for job in jobs]
     for job, outcome in outcomes:
         if isinstance(outcome, RequestOutput):
-            write_output(llm, job, outcome, as_json=as_json, heading=len(jobs) > 1 or params.n > 1)
+            write_output(llm, job, outcome, as_json=as_json, heading=len(jobs) > 1 or several)
         else:
             write_error(job, outcome, as_json=as_json)
     return all(isinstance(outcome, RequestOutput) for _, outcome in outcomes)
+
+
+def answer_all(
+    llm: LLM,
+    prompts: list[str],
+    params: SamplingParams | BeamParams,
+    errors: Errors,
+    on_step: Callable[[int, int], None] | None,
+) -> list[RequestOutput | RequestError]:
+    if isinstance(params, BeamParams):
+        return llm.beam_search(prompts, params, errors=errors, on_step=on_step)
+    return llm.generate(prompts, params, errors=errors, on_step=on_step)
 
 
 def write_output(llm: LLM, job: Job, output: RequestOutput, *, as_json: bool, heading: bool) -> None:
@@ -154,9 +190,12 @@ def as_record(llm: LLM, job: Job, output: RequestOutput, completion: CompletionO
             "ttft": cost.ttft,
             "tokens_per_second": cost.tokens_per_second,
             "kv_blocks": cost.blocks,
+            "kv_blocks_unshared": cost.unshared_blocks,
             "preemptions": output.metrics.num_preemptions,
         },
     }
+    if completion.score is not None:
+        record |= {"score": completion.score, "cumulative_logprob": completion.cumulative_logprob}
     if completion.logprobs is not None:
         record["logprobs"] = [asdict(logprob) for logprob in completion.logprobs]
     return record

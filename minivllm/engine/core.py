@@ -37,7 +37,7 @@ class Runner(Protocol):
 
 
 class TokenSampler(Protocol):
-    """Draws tokens: `Sampler`."""
+    """Draws tokens: `Sampler`, with `BeamSampler` around it."""
 
     def sample(self, logits: Tensor, groups: list[tuple[Sequence, ...]]) -> list[list[SampledToken]]: ...
 
@@ -96,7 +96,7 @@ class EngineCore:
             try:
                 drawn = self._execute(plan)
             except BaseException:
-                self._abandon()
+                self._abandon(plan)
                 raise
             appended = self.scheduler.update(plan, drawn)
             self.outputs.process(appended, self.scheduler, self._clock())
@@ -123,8 +123,9 @@ class EngineCore:
         if first >= 0 and following:
             known += self._prompt_logprobs(logits[first : first + len(following)], following, k)
 
-    def _abandon(self) -> None:
+    def _abandon(self, plan: StepPlan) -> None:
         """The forward failed or was interrupted: what was planned has no KV. Drop every request, trust no hash."""
+        self.scheduler.kv.release(plan.copies)
         for request_id in list(self.scheduler.requests):
             self.outputs.forget(request_id)
             self.scheduler.abort(request_id)

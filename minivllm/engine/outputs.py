@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from minivllm.request import (
     CompletionOutput,
     FinishReason,
+    Hypothesis,
     Request,
     RequestMetrics,
     RequestOutput,
     SampledToken,
     Sequence,
 )
+from minivllm.sample.beam import finished_answers, is_done
 from minivllm.sample.detok import IncrementalDetokenizer
 from minivllm.sample.stop import StopChecker
 from minivllm.sched.scheduler import Scheduler
@@ -50,7 +52,10 @@ class OutputProcessor:
         self._listeners: dict[str, Listener] = {}
 
     def register(self, request: Request, sink: Sink, *, stream: bool) -> None:
-        """Follow a request; `sink` is called with every step's output, or only with the last one."""
+        """Follow a request; `sink` is called with every step's output, or only with the last one.
+
+        A beam search has no output before the last: which of its tokens are part of an answer is open until then.
+        """
         skip = self._special_ids if request.params.skip_special_tokens else frozenset()
         listener = Listener(request, sink, stream)
         for _ in request.sequences:
@@ -71,8 +76,10 @@ class OutputProcessor:
             touched[request.id] = listener
             if request.first_token_time is None:
                 request.first_token_time = now
-            self._advance(listener.texts[sequence.index], sequence, token.token_id, scheduler)
+            if request.beams is None:
+                self._advance(listener.texts[sequence.index], sequence, token.token_id, scheduler)
         for listener in touched.values():
+            _end_early(listener.request, scheduler)
             self._deliver(listener, now)
 
     def _advance(self, state: TextState, sequence: Sequence, token_id: int, scheduler: Scheduler) -> None:
@@ -96,8 +103,15 @@ class OutputProcessor:
         if request.finished:
             request.finish_time = now
             self.forget(request.id)
-        if listener.stream or request.finished:
+        if request.finished or (listener.stream and request.beams is None):
             listener.sink(_output(listener))
+
+
+def _end_early(request: Request, scheduler: Scheduler) -> None:
+    """End a beam search that has found enough."""
+    if request.beams is not None and is_done(request.hypotheses, request.beams):
+        for sequence in request.live:
+            scheduler.stop(sequence, "early_stopping")
 
 
 def _output(listener: Listener) -> RequestOutput:
@@ -108,15 +122,38 @@ def _output(listener: Listener) -> RequestOutput:
         request.finish_time,
         request.num_cached_tokens,
         request.num_preemptions,
+        *request.peak_blocks,
     )
     return RequestOutput(
         request_id=request.id,
         prompt=request.prompt_text,
         prompt_token_ids=tuple(request.prompt_token_ids),
-        outputs=tuple(_completion(s, t) for s, t in zip(request.sequences, listener.texts, strict=True)),
+        outputs=_completions(listener),
         finished=request.finished,
         metrics=metrics,
         prompt_logprobs=tuple(request.prompt_logprobs) if request.params.prompt_logprobs is not None else None,
+    )
+
+
+def _completions(listener: Listener) -> tuple[CompletionOutput, ...]:
+    request, texts = listener.request, listener.texts
+    if request.beams is None:
+        return tuple(_completion(s, t) for s, t in zip(request.sequences, texts, strict=True))
+    return tuple(_beam_completion(i, h, texts[i].detokenizer) for i, h in enumerate(finished_answers(request)))
+
+
+def _beam_completion(index: int, answer: Hypothesis, detokenizer: IncrementalDetokenizer) -> CompletionOutput:
+    """One answer of a beam search; the token that ended it is not shown. `detokenizer` is a fresh one."""
+    shown = answer.token_ids[:-1] if answer.finish_reason is FinishReason.STOP else answer.token_ids
+    text = "".join(map(detokenizer.push, shown)) + detokenizer.finish()
+    return CompletionOutput(
+        index=index,
+        text=text,
+        delta=text,
+        token_ids=answer.token_ids,
+        cumulative_logprob=answer.cumulative_logprob,
+        finish_reason=answer.finish_reason,
+        score=answer.score,
     )
 
 

@@ -15,6 +15,7 @@ from minivllm.models.loader import load_model
 from minivllm.models.tokenizer import Tokenizer
 from minivllm.runner.kv_memory import KVMemory, plan_kv_memory
 from minivllm.runner.model_runner import ModelRunner, pick_dtype
+from minivllm.sample.beam_sampler import BeamSampler
 from minivllm.sample.logprobs import prompt_logprobs
 from minivllm.sample.sampler import Sampler
 from minivllm.sched.scheduler import Scheduler
@@ -59,7 +60,7 @@ def build_engine(decoder: Decoder, tokenizer: Tokenizer, config: EngineConfig) -
     core = EngineCore(
         scheduler,
         ModelRunner(decoder, config, memory.num_blocks),
-        sampler,
+        BeamSampler(sampler),
         OutputProcessor(tokenizer.token_bytes, tokenizer.special_ids),
         prompt_logprobs=prompt_logprobs,
     )

@@ -27,13 +27,14 @@ class BlockTable:
         pool.touch(self.blocks)
         return BlockTable(list(self.blocks), self.num_published)
 
-    def needs_copy(self, index: int) -> bool:
+    def needs_copy(self, index: int, retained: int = 0) -> bool:
         """The write barrier: whether writing into block `index` would change what somebody else may read.
 
         True for a block with other holders, and for a published one even with a single holder: its hash promises content.
+        `retained` of its references belong to copies in flight and don't count: a copy reads before the step writes.
         """
         block = self.blocks[index]
-        return block.ref_count > 1 or block.hash is not None
+        return block.ref_count - retained > 1 or block.hash is not None
 
     def copy_on_write(self, index: int, fresh: Block, pool: BlockPool) -> tuple[int, int]:
         """Put `fresh` (allocated, one reference) in place of block `index`; returns the copy to run: (source, destination)."""

@@ -2,10 +2,17 @@
 
 Source of the order: vLLM 0.32 `v1/core/kv_cache_manager.py:KVCacheManager.allocate_slots`. Left out: sliding windows,
 remote loads, draft tokens. Added: forks, with copy on write (`allocate` returns the copies to run before the forward).
+
+Both ends of a copy get one more reference until the step that runs it has completed (`retain`, `release`): whatever
+happens meanwhile (an abort while the forward runs, the next step planned ahead of time), neither block goes to somebody
+else under the copy's hands. vLLM has the same for its only copies, those of prefix hits that end inside a block
+(`v1/core/single_type_kv_cache_manager.py:_apply_cow`); it never forks a table.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -41,6 +48,7 @@ class KVCacheManager:
         )
         self.watermark_blocks = int(config.watermark * self.pool.num_usable)
         self.tables: dict[int, BlockTable] = {}
+        self.retained: Counter[int] = Counter()
         self.stats = CacheStats()
         self._emit = emit
 
@@ -96,8 +104,8 @@ class KVCacheManager:
     ) -> list[tuple[int, int]] | None:
         """Make room for tokens `num_computed .. num_computed + num_new - 1`; `hits` only for a sequence without blocks.
 
-        Returns the block copies to run before the forward (usually none), or None if the blocks don't suffice: then
-        nothing has changed. In this order: count what is needed, idle hits included; give up or touch the hits; allocate;
+        Returns the block copies to run before the forward (usually none; `release` them when it is done), or None if the
+        blocks don't suffice: then nothing has changed. In this order: count what is needed, idle hits included; give up or touch the hits; allocate;
         copy a tail that may not be written; publish the blocks that this step fills.
         """
         table = self.tables.get(sequence.uid, BlockTable())
@@ -113,6 +121,7 @@ class KVCacheManager:
         table.blocks += [*hits, *fresh]
         table.num_published += len(hits)
         self.tables[sequence.uid] = table
+        self._retain(copies)
         self._report(sequence, hits, fresh, copies)
         if self.publish_at == "schedule":
             self.publish(sequence, computed + num_new)
@@ -121,7 +130,21 @@ class KVCacheManager:
     def _tail_to_copy(self, table: BlockTable, computed: int) -> int | None:
         """Index of the partly full block that the next token goes into, if it may not be written in place."""
         index, offset = divmod(computed, self.block_size)
-        return index if offset and index < len(table.blocks) and table.needs_copy(index) else None
+        if not offset or index >= len(table.blocks):
+            return None
+        return index if table.needs_copy(index, self.retained[table.blocks[index].id]) else None
+
+    def _retain(self, copies: Seq[tuple[int, int]]) -> None:
+        """Keep both ends of copies alive until `release`."""
+        ends = [block_id for pair in copies for block_id in pair]
+        self.pool.touch(self.pool.blocks[block_id] for block_id in ends)
+        self.retained.update(ends)
+
+    def release(self, copies: Iterable[tuple[int, int]]) -> None:
+        """The step that runs these copies has completed, or won't run them: each of their ends loses one reference."""
+        ends = [block_id for pair in copies for block_id in pair]
+        self.pool.free(self.pool.blocks[block_id] for block_id in ends)
+        self.retained = self.retained - Counter(ends)
 
     def _report(self, sequence: Sequence, hits: Seq[Block], fresh: Seq[Block], copies: Seq[tuple[int, int]]) -> None:
         who = {"request": sequence.request.id, "sequence": sequence.index}
@@ -161,7 +184,11 @@ class KVCacheManager:
         child.num_computed = parent.num_computed
         child.block_hashes[:] = parent.block_hashes[: child.num_computed // self.block_size]
         self._emit(
-            EventKind.FORKED, request=child.request.id, sequence=child.index, blocks=tuple(self.block_ids(child))
+            EventKind.FORKED,
+            request=child.request.id,
+            sequence=child.index,
+            blocks=tuple(self.block_ids(child)),
+            parent=parent.index,
         )
 
     def free(self, sequence: Sequence) -> None:
@@ -183,16 +210,19 @@ class KVCacheManager:
         """Physical block ids of a sequence's table, in token order."""
         return self.tables[sequence.uid].ids
 
+    def num_held(self, request: Request) -> tuple[int, int]:
+        """Physical blocks that a request's sequences hold together, and what they would hold if they shared none."""
+        ids = [block_id for s in request.live if s.uid in self.tables for block_id in self.block_ids(s)]
+        return len(set(ids)), len(ids)
+
     def integrity(self) -> None:
-        """Raise `AssertionError` unless every reference in the pool is accounted for by a table."""
+        """Raise `AssertionError` unless every reference in the pool is accounted for by a table or a copy in flight."""
         self.pool.integrity()
-        held: dict[int, int] = {}
-        for table in self.tables.values():
-            for block in table.blocks:
-                held[block.id] = held.get(block.id, 0) + 1
+        held = Counter(block.id for table in self.tables.values() for block in table.blocks)
         for block in self.pool.blocks[1:]:
-            assert block.ref_count == held.get(block.id, 0), (
-                f"block {block.id}: {block.ref_count} references, {held.get(block.id, 0)} tables"
+            assert block.ref_count == held[block.id] + self.retained[block.id], (
+                f"block {block.id}: {block.ref_count} references, {held[block.id]} tables,"
+                f" {self.retained[block.id]} ends of copies"
             )
 
 

@@ -47,6 +47,12 @@ def token_logprobs(logits: Tensor, token_ids: Many[int], k: int) -> list[TokenLo
     ]
 
 
+def top_logprobs(logits: Tensor, k: int) -> list[tuple[tuple[int, float], ...]]:
+    """The k most likely tokens of each row of `logits` [R, V], as (id, log-probability), likeliest first, equal ones by id."""
+    total = logits.logsumexp(1, keepdim=True)
+    return [_top(row, norm, k) for row, norm in zip(logits, total, strict=True)]
+
+
 def _top(row: Tensor, total: Tensor, k: int) -> tuple[tuple[int, float], ...]:
     ids = rank_tokens(row.cpu().numpy(), k)
     return tuple(zip(ids.tolist(), (row[torch.from_numpy(ids)] - total).tolist(), strict=True))

@@ -93,7 +93,7 @@ class Sampler:
     def _draw(self, logits: Tensor, sequences: list[Sequence]) -> list[int]:
         """Steps 4 to 6."""
         largest, ids = logits.max(dim=1)
-        _require_finite(largest, sequences)
+        require_finite(largest, sequences)
         tokens = ids.tolist()
         rows = [i for i, sequence in enumerate(sequences) if not sequence.request.params.greedy]
         keys = [self._key(sequences[i]) for i in rows]
@@ -121,8 +121,8 @@ def _is_processed(sequence: Sequence) -> bool:
     return bool(penalties or params.logit_bias or len(sequence.output_token_ids) < params.min_tokens)
 
 
-def _require_finite(largest: Tensor, sequences: list[Sequence]) -> None:
-    """`largest` [S] is each sequence's largest logit: NaN if any is NaN, -inf if all are."""
+def require_finite(largest: Tensor, sequences: list[Sequence]) -> None:
+    """Raise `LogitsError` unless `largest` [S], each sequence's largest logit, is finite: it is NaN if any is, -inf if all are."""
     if not bool(largest.isfinite().all()):
         bad = (s.request.id for s, ok in zip(sequences, largest.isfinite().tolist(), strict=True) if not ok)
         raise LogitsError(tuple(dict.fromkeys(bad)))

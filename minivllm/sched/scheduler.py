@@ -8,6 +8,11 @@ had to preempt admits nobody.
 Source: vLLM 0.32 `v1/core/sched/scheduler.py:Scheduler.schedule` (966 lines; left out: encoder inputs, LoRA, remote KV,
 pipeline stagger, draft tokens). Different by decision: the request with all its sequences is the unit of admission and
 preemption, because its sequences share blocks that only exist while they are together.
+
+Beams are sequences of one request that step together: all of them run their last token in the same step, or none does,
+because the next tokens are chosen among the candidates of all. What was chosen comes back as (parent, token) pairs:
+`update` prunes beams without a child and forks those with several. Which tokens are chosen is `sample/beam.py`'s matter.
+The leading engine has no beams in its scheduler: its front end sends one-token requests (`beam_search_client`).
 """
 
 from __future__ import annotations
@@ -103,14 +108,20 @@ class Scheduler:
                 f"{prompt} tokens",
                 f"prompt and max_tokens={request.max_tokens} exceed max_model_len={self.max_model_len}",
             )
-        n = request.params.n
+        n, name = request.params.n, "width" if request.beams else "n"
         if n > self.config.max_num_seqs:
-            raise RequestError("n", n, f"must be at most max_num_seqs={self.config.max_num_seqs}")
+            raise RequestError(name, n, f"must be at most max_num_seqs={self.config.max_num_seqs}")
+        if request.beams and n > self.config.max_num_batched_tokens:
+            raise RequestError(
+                name,
+                n,
+                f"beams step together: must be at most max_num_batched_tokens={self.config.max_num_batched_tokens}",
+            )
         # the last token drawn is never run, so it needs no slot
         needed = self.kv.blocks_of_request(request, [prompt + request.max_tokens - 1] * n)
         if needed > self.kv.pool.num_usable:
             raise RequestError(
-                "n" if n > 1 else "max_tokens",
+                name if n > 1 else "max_tokens",
                 n if n > 1 else request.max_tokens,
                 f"{n} x ({prompt} prompt + {request.max_tokens} new) tokens can grow to {needed} blocks of"
                 f" {self.config.block_size}, {self.kv.pool.num_usable} are usable; shorten the request or give more KV memory",
@@ -153,12 +164,15 @@ class Scheduler:
                 start=row.start,
                 tokens=row.num_tokens,
             )
+        for request in self.running:
+            if request.beams:
+                request.peak_blocks = max(request.peak_blocks, self.kv.num_held(request))
         return step.plan
 
     def _schedule_running(self, step: Step) -> None:
         """Give every running sequence its deficit, in order of admission, as far as budget and blocks go."""
         for request in list(self.running):
-            for sequence in _runnable(request):
+            for sequence in _runnable(request, step.budget):
                 if request.status is not Status.RUNNING:
                     break  # preempted for the sake of an earlier one
                 num_new = self._share(step, _target(sequence) - sequence.num_computed)
@@ -193,6 +207,7 @@ class Scheduler:
             step.plan.rows.remove(row)
             step.budget += row.num_tokens
             self.kv.withdraw(row.sequence)  # those hashes promise KV that this step will not write
+            self.kv.release(row.copies)
         for sequence in request.live:
             self.kv.free(sequence)
             sequence.num_computed = 0
@@ -259,8 +274,10 @@ class Scheduler:
     def update(self, plan: StepPlan, drawn: list[list[SampledToken]]) -> list[tuple[Sequence, SampledToken]]:
         """Take in what a step drew: `drawn` has one list for each row with samples, in order. Returns what was appended.
 
-        Rows of requests that were aborted meanwhile are dropped.
+        Rows of requests that were aborted meanwhile are dropped. A token with a parent continues that sequence of its
+        request, which must go on itself: it is the parent of its own token.
         """
+        self.kv.release(plan.copies)
         appended: list[tuple[Sequence, SampledToken]] = []
         tokens = iter(drawn)
         for row in plan.rows:
@@ -271,9 +288,10 @@ class Scheduler:
                 self.kv.publish(row.sequence, row.stop)
             if not row.sequence.request.forked and row.stop == _target(row.sequence):
                 self._fork(row.sequence)
-            for sequence, token in zip(row.samples, row_tokens, strict=True):
-                self._append(sequence, token)
-                appended.append((sequence, token))
+            appended += zip(row.samples, row_tokens, strict=True)
+        self._fork_beams(appended)
+        for sequence, token in appended:
+            self._append(sequence, token)
         return appended
 
     def _fork(self, trunk: Sequence) -> None:
@@ -283,9 +301,25 @@ class Scheduler:
                 self.kv.fork(trunk, child)
         trunk.request.forked = True
 
+    def _fork_beams(self, drawn: list[tuple[Sequence, SampledToken]]) -> None:
+        """Prune the beams that nothing continues, and let their sequences go on from the parents they got."""
+        moved = [(s, s.request.sequences[token.parent]) for s, token in drawn if token.parent is not None]
+        for sequence, _ in moved:
+            self.kv.free(sequence)
+        for sequence, parent in moved:
+            self.kv.fork(parent, sequence)
+            sequence.output_token_ids[:] = parent.output_token_ids
+            sequence.logprobs[:] = parent.logprobs
+
     def _append(self, sequence: Sequence, token: SampledToken) -> None:
         request = sequence.request
-        self.recorder.emit(EventKind.SAMPLED, request=request.id, sequence=sequence.index, token_ids=(token.token_id,))
+        self.recorder.emit(
+            EventKind.SAMPLED,
+            request=request.id,
+            sequence=sequence.index,
+            token_ids=(token.token_id,),
+            parent=token.parent,
+        )
         sequence.output_token_ids.append(token.token_id)
         if token.logprob is not None:
             sequence.logprobs.append(token.logprob)
@@ -323,11 +357,26 @@ class Scheduler:
         ), "a waiting request holds blocks"
 
 
-def _runnable(request: Request) -> list[Sequence]:
-    """The sequences that a step may run: only the trunk until the prompt's KV exists."""
-    return request.live if request.forked else request.live[:1]
+def _runnable(request: Request, budget: int) -> list[Sequence]:
+    """The sequences that a step may run: only the trunk until the prompt's KV exists; then all beams draw, or none."""
+    if not request.forked:
+        return request.live[:1]
+    together = request.beams is not None and _abreast(request)
+    return [] if together and budget < len(request.live) else request.live
 
 
 def _target(sequence: Sequence) -> int:
-    """How many tokens to compute before drawing or forking: the prompt for a trunk, else all that are known."""
-    return sequence.num_tokens if sequence.request.forked else sequence.num_prompt
+    """How many tokens to compute before drawing or forking: the prompt for a trunk, else all that are known.
+
+    Beams that catch up after a preemption wait for each other one token before the end.
+    """
+    request = sequence.request
+    if not request.forked:
+        return sequence.num_prompt
+    return sequence.num_tokens - (request.beams is not None and not _abreast(request))
+
+
+def _abreast(request: Request) -> bool:
+    """Whether every live beam has only its last token to compute. One alone is always abreast of itself."""
+    live = request.live
+    return len(live) == 1 or all(s.num_tokens - s.num_computed == 1 for s in live)

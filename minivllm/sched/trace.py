@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 
 from minivllm.config import EngineConfig, MinivllmError
 from minivllm.plan import EventKind, RequestSpec, TraceEvent
-from minivllm.request import Request, SampledToken, SamplingParams
+from minivllm.request import BeamParams, Request, SampledToken, SamplingParams
 
 if TYPE_CHECKING:
     from minivllm.sched.scheduler import Scheduler
@@ -74,6 +74,7 @@ def spec_of(request: Request) -> RequestSpec:
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
         reads_cache=params.prompt_logprobs is None,
+        beams=request.beams is not None,
     )
 
 
@@ -150,7 +151,7 @@ def _run_step(scheduler: Scheduler, recorded: list[TraceEvent]) -> None:
     plan = scheduler.schedule()
     begin = _update_begins(recorded)
     _feed(scheduler, recorded[:begin])
-    drawn = (SampledToken(e.token_ids[0]) for e in recorded if e.kind is EventKind.SAMPLED)
+    drawn = (SampledToken(e.token_ids[0], parent=e.parent) for e in recorded if e.kind is EventKind.SAMPLED)
     rows = [row for row in plan.rows if row.samples]
     scheduler.update(plan, [[next(drawn, NO_TOKEN) for _ in row.samples if not row.sequence.finished] for row in rows])
     _feed(scheduler, recorded[begin:])
@@ -192,6 +193,7 @@ def _request_of(event: TraceEvent) -> Request:
         priority=spec.priority,
         arrival_time=spec.arrival_time,
         cache_salt=spec.cache_salt,
+        beams=BeamParams(spec.n, spec.max_tokens, ignore_eos=spec.ignore_eos) if spec.beams else None,
     )
 
 

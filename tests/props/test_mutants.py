@@ -104,7 +104,7 @@ def withdraw_nothing(self, sequence):
     pass
 
 
-def never_copy(self, index):
+def never_copy(self, index, retained=0):
     return False
 
 
