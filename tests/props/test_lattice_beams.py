@@ -5,10 +5,17 @@ from itertools import product
 from random import Random
 
 import pytest
+import torch
 
+from minivllm.config import EngineConfig
+from minivllm.engine.startup import build_engine
+from minivllm.llm import LLM
+from minivllm.models.decoder import Decoder
+from minivllm.models.fetch import resolve_model
+from minivllm.models.loader import load_model
 from minivllm.plan import EventKind
 from minivllm.request import BeamParams, Request, SamplingParams
-from minivllm.sample.beam import finished_answers
+from minivllm.sample.beam import beam_search_client, finished_answers
 from tests.lattice import Cell, make_scheduler, num_blocks, of, refused, run
 from tests.naive_beams import BeamIntegerModel, integer_logprobs, naive_beam_search
 
@@ -65,6 +72,10 @@ def search(cell: Cell):
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_every_configuration_finds_the_answers_of_a_search_that_shares_nothing(cell):
+    check_search(cell)
+
+
+def check_search(cell: Cell) -> None:
     found, requests, scheduler = search(cell)
     assert found == expected()
     assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_usable
@@ -90,3 +101,26 @@ def test_the_workload_ends_answers_both_ways_and_tells_searches_apart():
     assert len(reasons) == 2
     assert expected()["wide"] == expected()["again"] != expected()["narrow"]
     assert len(CELLS) >= 100
+
+
+@pytest.mark.model
+def test_smollm2_finds_the_same_answers_as_separate_uncached_requests():
+    loaded = load_model(resolve_model(None), torch.float32)
+    decoder = Decoder(loaded.config, loaded.weights, dtype=torch.float32, device="cpu")
+
+    def engine(**config):
+        return LLM(
+            engine=build_engine(decoder, loaded.tokenizer, EngineConfig(dtype="float32", num_kv_blocks=100, **config))
+        )
+
+    params, prompts = BeamParams(4, 12), ["The capital of France is", "1, 2, 3, 4,"]
+    plain = engine(enable_prefix_caching=False)
+    ids = [loaded.tokenizer.encode_prompt(prompt) for prompt in prompts]
+    expected = beam_search_client(
+        lambda texts, one: [plain.generate(text, one)[0] for text in texts], ids, params, loaded.tokenizer.eos_token_ids
+    )
+    for output, answers in zip(
+        engine(block_size=4, max_model_len=64).beam_search(prompts, params), expected, strict=True
+    ):
+        assert [c.token_ids for c in output.outputs] == [h.token_ids for h in answers]
+        assert [c.score for c in output.outputs] == pytest.approx([h.score for h in answers], abs=1e-4)

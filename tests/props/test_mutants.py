@@ -1,4 +1,4 @@
-"""The checkers are checked: nine seeded faults, each of which its checker must find, and the unharmed engine must pass."""
+"""The checkers are checked: thirteen seeded faults, each of which its checker must find, and the unharmed engine must pass."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +10,12 @@ from minivllm.kv import manager, prefix
 from minivllm.kv.block_pool import NULL_BLOCK, BlockPool, FreeList
 from minivllm.kv.block_table import BlockTable
 from minivllm.kv.manager import KVCacheManager
+from minivllm.sched import scheduler
+from minivllm.sched.scheduler import Scheduler
 from tests.lattice import cells
 from tests.props.test_lattice import run_cell
+from tests.props.test_lattice_beams import CELLS as BEAM_CELLS
+from tests.props.test_lattice_beams import check_search
 from tests.walks import walk_cache, walk_scheduler
 
 # the checkers
@@ -41,12 +45,18 @@ def lattice() -> None:
         run_cell(cell)
 
 
+def beams() -> None:
+    """Searches, where beams have to wait for each other and memory is short."""
+    for cell in (c for c in BEAM_CELLS if c.tight and c.mixed and c.caching and c.block_size == 4):
+        check_search(cell)
+
+
 def reference_lru() -> None:
     for seed in range(10):
         walk_cache(seed)
 
 
-CHECKERS = [slots, slots_under_priority, books, lattice, reference_lru]
+CHECKERS = [slots, slots_under_priority, books, lattice, beams, reference_lru]
 
 
 @pytest.mark.parametrize("checker", CHECKERS, ids=lambda checker: checker.__name__)
@@ -108,6 +118,29 @@ def never_copy(self, index, retained=0):
     return False
 
 
+def release_nothing(self, copies):
+    pass
+
+
+def run_beams_in_part(request, budget):
+    return request.live if request.forked else request.live[:1]
+
+
+def fork_without_pruning(self, drawn):
+    for sequence, token in drawn:
+        if token.parent is not None:
+            parent = sequence.request.sequences[token.parent]
+            self.kv.fork(parent, sequence)
+            sequence.output_token_ids[:] = parent.output_token_ids
+
+
+def fork_tables_but_not_tokens(self, drawn):
+    for sequence, token in drawn:
+        if token.parent is not None:
+            self.kv.free(sequence)
+            self.kv.fork(sequence.request.sequences[token.parent], sequence)
+
+
 @dataclass(frozen=True)
 class Mutant:
     """A fault, where it goes, and who must find it."""
@@ -128,7 +161,11 @@ MUTANTS = [
     Mutant("roots are freed first", KVCacheManager, "free", free_root_first, (reference_lru,)),
     Mutant("the most recent goes first", FreeList, "pop_head", pop_tail, (reference_lru,)),
     Mutant("a victim's hashes stay", KVCacheManager, "withdraw", withdraw_nothing, (slots_under_priority,)),
-    Mutant("a shared slot is overwritten", BlockTable, "needs_copy", never_copy, (slots, lattice)),
+    Mutant("a shared slot is overwritten", BlockTable, "needs_copy", never_copy, (slots, lattice, beams)),
+    Mutant("a copy never lets go of its ends", KVCacheManager, "release", release_nothing, (slots, lattice, beams)),
+    Mutant("beams run in part", scheduler, "_runnable", run_beams_in_part, (slots,)),
+    Mutant("a pruned beam keeps its blocks", Scheduler, "_fork_beams", fork_without_pruning, (slots, books, beams)),
+    Mutant("a beam keeps its own tokens", Scheduler, "_fork_beams", fork_tables_but_not_tokens, (slots, beams)),
 ]
 
 PAIRS = [pytest.param(m, check, id=f"{m.name}-{check.__name__}") for m in MUTANTS for check in m.caught_by]

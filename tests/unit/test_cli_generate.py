@@ -82,6 +82,36 @@ def test_logprobs_come_with_the_likeliest_tokens(model: Path):
     assert all(len(entry["top"]) == 2 and entry["rank"] == 1 for entry in answer["logprobs"])
 
 
+# beams
+
+
+def test_beams_come_best_first_with_their_scores(model: Path):
+    answers = records(run("generate", model, "-p", "hello", "--json", "--beams", 3))
+    assert [a["index"] for a in answers] == [0, 1, 2]
+    scores = [a["score"] for a in answers]
+    assert scores == sorted(scores, reverse=True)
+    assert all(a["cumulative_logprob"] < 0 for a in answers)
+    assert 0 < answers[0]["metrics"]["kv_blocks"] <= answers[0]["metrics"]["kv_blocks_unshared"]
+
+
+def test_beams_as_text_stand_under_their_number(model: Path):
+    result = run("generate", model, "-p", "hello", "--beams", 2)
+    assert "--- prompt, answer 1\n" in result.stdout
+    assert "--- prompt, answer 2\n" in result.stdout
+
+
+def test_a_length_penalty_changes_the_score(model: Path):
+    plain = records(run("generate", model, "-p", "hello", "--json", "--beams", 2, "--length-penalty", 0))
+    assert all(a["score"] == a["cumulative_logprob"] for a in plain)
+
+
+@pytest.mark.parametrize("flags", [("-n", 2), ("--temperature", 1), ("--stop", "x"), ("--seed", 0), ("--logprobs", 1)])
+def test_flags_that_mean_nothing_to_beams_are_refused(model: Path, flags: tuple):
+    result = run("generate", model, "-p", "hello", "--json", "--beams", 2, *flags)
+    assert result.exit_code != 0
+    assert flags[0].strip("-").replace("-", "_") in str(result.exception) + result.stderr
+
+
 # prompts file
 
 
