@@ -103,7 +103,7 @@ class EngineConfig:
 
     Memory: `num_kv_blocks` wins over `kv_cache_memory` (bytes), which wins over `kv_memory_fraction` of free memory.
     Switches to teach with: `policy`, `free_order`, `publish_at`, `reserve_full_prompt`, `long_prefill_threshold`,
-    `enable_prefix_caching`, `enable_chunked_prefill`, `lifo_unhashed`.
+    `enable_prefix_caching`, `enable_chunked_prefill`, `lifo_unhashed`, `partial_block_hits` (off: hits are whole blocks).
     """
 
     block_size: int = 16
@@ -122,6 +122,7 @@ class EngineConfig:
     free_order: FreeOrder = "leaf_first"
     lifo_unhashed: bool = True
     publish_at: PublishAt = "schedule"
+    partial_block_hits: bool = False
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention_backend: Literal["torch", "reference"] = "torch"
@@ -142,6 +143,8 @@ class EngineConfig:
                 self.long_prefill_threshold,
                 "splits prompts: it needs enable_chunked_prefill, or must be 0",
             )
+        if self.partial_block_hits and not self.enable_prefix_caching:
+            raise ConfigError("partial_block_hits", True, "needs enable_prefix_caching, or must be False")
         if not 0 <= self.watermark < 1:
             raise ConfigError("watermark", self.watermark, "must be in [0, 1), a share of the blocks")
         if not 0 < self.kv_memory_fraction < 1:

@@ -21,11 +21,13 @@ def engines(draw: st.DrawFn) -> tuple[EngineConfig, int, int]:
     chunked = draw(st.booleans())
     budget = draw(st.integers(1, 16)) if chunked else max_model_len + draw(st.integers(0, 8))
     longest = -(-max_model_len // block_size)
+    caching = draw(st.sampled_from([True, True, False]))
     config = EngineConfig(
         block_size=block_size,
         max_num_batched_tokens=budget,
         max_num_seqs=draw(st.sampled_from([8, 8, 3, 1])),
-        enable_prefix_caching=draw(st.sampled_from([True, True, False])),
+        enable_prefix_caching=caching,
+        partial_block_hits=caching and draw(st.booleans()),
         enable_chunked_prefill=chunked,
         long_prefill_threshold=draw(st.sampled_from([0, 0, 1, 3])) if chunked else 0,
         reserve_full_prompt=draw(st.booleans()),

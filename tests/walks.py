@@ -22,6 +22,7 @@ def walk_scheduler(seed: int, *, trust: bool = False, policy: str | None = None)
         max_num_batched_tokens=random.choice([3, 8, 30]),
         policy=policy or random.choice(["fcfs", "priority"]),
         publish_at=random.choice(["schedule", "schedule", "compute"]),
+        partial_block_hits=random.random() < 0.5,
     )
     usable = -(-length // size) + random.randrange(4)
     checked = CheckedScheduler(config, usable + 1, length, (EOS,), trust=trust)

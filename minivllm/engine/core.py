@@ -129,4 +129,4 @@ class EngineCore:
         for request_id in list(self.scheduler.requests):
             self.outputs.forget(request_id)
             self.scheduler.abort(request_id)
-        self.scheduler.kv.pool.reset_prefix_cache()
+        self.scheduler.kv.reset_prefix_cache()

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from minivllm.config import EngineConfig
 from minivllm.kv.block_pool import Block, BlockPool
 from minivllm.kv.block_table import BlockTable
-from minivllm.kv.prefix import extend_hashes, longest_hit
+from minivllm.kv.partial import PartialHit, PartialIndex
+from minivllm.kv.prefix import ROOT_HASH, extend_hashes, longest_hit
 from minivllm.plan import Emit, EventKind, ignore_events
 from minivllm.request import Request, Sequence
 
@@ -49,6 +50,7 @@ class KVCacheManager:
         self.watermark_blocks = int(config.watermark * self.pool.num_usable)
         self.tables: dict[int, BlockTable] = {}
         self.retained: Counter[int] = Counter()
+        self.partial = PartialIndex() if config.partial_block_hits else None
         self.stats = CacheStats()
         self._emit = emit
 
@@ -62,6 +64,43 @@ class KVCacheManager:
         if not self._reads_cache(sequence):
             return []
         return longest_hit(self.hashes(sequence), num_tokens, self.block_size, self.pool)
+
+    def lookup_partial(self, sequence: Sequence, hits: Seq[Block], num_tokens: int) -> PartialHit | None:
+        """A block to copy the tokens after `hits` from, all but the last of `num_tokens` at most. No side effects.
+
+        The block stays alive beside the request's own ones until it is copied: None if there is no room for that too.
+        """
+        if self.partial is None or not self._reads_cache(sequence):
+            return None
+        start = len(hits) * self.block_size
+        rest = sequence.tokens(start, min(start + self.block_size, num_tokens - 1))
+        found = self.partial.find(self._parent(sequence, len(hits)), rest)
+        if found is None or not self._fits_beside(sequence.request, [*hits, self.pool.blocks[found.block_id]]):
+            return None
+        return found
+
+    def _fits_beside(self, request: Request, sources: Seq[Block]) -> bool:
+        """Whether a request fits whole if the last of `sources` is copied and not shared."""
+        total = self.blocks_of_request(request, [max(s.num_tokens, 1) for s in request.live])
+        return total - (len(sources) - 1) + _num_idle(sources) <= self.pool.num_free
+
+    def _parent(self, sequence: Sequence, index: int) -> tuple[bytes, str]:
+        """What block `index` of a sequence hangs on."""
+        return self.hashes(sequence)[index - 1] if index else ROOT_HASH, sequence.request.cache_salt
+
+    def record_written(self, sequence: Sequence, start: int, stop: int) -> None:
+        """The KV of positions start .. stop - 1 is there now: others may hit its blocks before they are full."""
+        if self.partial is None:
+            return
+        for i in range(start // self.block_size, self.blocks_for(stop)):
+            tokens = sequence.tokens(i * self.block_size, min((i + 1) * self.block_size, stop))
+            self.partial.record(self.tables[sequence.uid].blocks[i].id, self._parent(sequence, i), tokens)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget everything that could be hit; refused (False) while anybody holds a block."""
+        if self.partial is not None and self.pool.num_free == self.pool.num_usable:
+            self.partial.clear()
+        return self.pool.reset_prefix_cache()
 
     def hashes(self, sequence: Sequence) -> list[bytes]:
         """The sequence's block hashes, brought up to date with its tokens."""
@@ -100,32 +139,51 @@ class KVCacheManager:
     # allocation
 
     def allocate(
-        self, sequence: Sequence, num_new: int, hits: Seq[Block] = (), *, watermark: bool = False
+        self,
+        sequence: Sequence,
+        num_new: int,
+        hits: Seq[Block] = (),
+        partial: PartialHit | None = None,
+        *,
+        watermark: bool = False,
     ) -> list[tuple[int, int]] | None:
-        """Make room for tokens `num_computed .. num_computed + num_new - 1`; `hits` only for a sequence without blocks.
+        """Make room for `num_new` tokens after those computed; `hits` and `partial` only for a sequence without blocks.
 
         Returns the block copies to run before the forward (usually none; `release` them when it is done), or None if the
         blocks don't suffice: then nothing has changed. In this order: count what is needed, idle hits included; give up or touch the hits; allocate;
         copy a tail that may not be written; publish the blocks that this step fills.
         """
         table = self.tables.get(sequence.uid, BlockTable())
-        computed = sequence.num_computed + len(hits) * self.block_size
+        found = [*hits, self.pool.blocks[partial.block_id]] if partial else hits
+        computed = sequence.num_computed + self.num_cached(hits, partial)
         growth = self.blocks_for(computed + num_new) - len(table.blocks) - len(hits)
         tail = self._tail_to_copy(table, computed)
         needed = max(growth, 0) + (tail is not None)
-        if needed + _num_idle(hits) + (self.watermark_blocks if watermark else 0) > self.pool.num_free:
+        if needed + _num_idle(found) + (self.watermark_blocks if watermark else 0) > self.pool.num_free:
             return None
-        self.pool.touch(hits)
-        fresh = self.pool.allocate(needed)
+        self.pool.touch(found)
+        fresh = self._take(needed)
         copies = [table.copy_on_write(tail, fresh.pop(), self.pool)] if tail is not None else []
+        copies += [(partial.block_id, fresh[0].id)] if partial else []
         table.blocks += [*hits, *fresh]
         table.num_published += len(hits)
         self.tables[sequence.uid] = table
         self._retain(copies)
-        self._report(sequence, hits, fresh, copies)
+        self.pool.free(found[len(hits) :])  # retained now
+        self._report(sequence, found, computed, fresh, copies)
         if self.publish_at == "schedule":
             self.publish(sequence, computed + num_new)
         return copies
+
+    def num_cached(self, hits: Seq[Block], partial: PartialHit | None) -> int:
+        """How many tokens need not be computed."""
+        return len(hits) * self.block_size + (partial.num_tokens if partial else 0)
+
+    def _take(self, n: int) -> list[Block]:
+        fresh = self.pool.allocate(n)
+        if self.partial is not None:
+            self.partial.forget(_ids(fresh))
+        return fresh
 
     def _tail_to_copy(self, table: BlockTable, computed: int) -> int | None:
         """Index of the partly full block that the next token goes into, if it may not be written in place."""
@@ -146,10 +204,12 @@ class KVCacheManager:
         self.pool.free(self.pool.blocks[block_id] for block_id in ends)
         self.retained = self.retained - Counter(ends)
 
-    def _report(self, sequence: Sequence, hits: Seq[Block], fresh: Seq[Block], copies: Seq[tuple[int, int]]) -> None:
+    def _report(
+        self, sequence: Sequence, hits: Seq[Block], computed: int, fresh: Seq[Block], copies: Seq[tuple[int, int]]
+    ) -> None:
         who = {"request": sequence.request.id, "sequence": sequence.index}
         if hits:
-            self._emit(EventKind.HIT, **who, blocks=_ids(hits), tokens=len(hits) * self.block_size)
+            self._emit(EventKind.HIT, **who, blocks=_ids(hits), tokens=computed)
         if fresh:
             self._emit(EventKind.ALLOCATED, **who, blocks=_ids(fresh))
         for pair in copies:

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from itertools import count
 
 from minivllm.config import ConfigError, EngineConfig, RequestError
-from minivllm.kv.block_pool import Block
 from minivllm.kv.manager import KVCacheManager
 from minivllm.plan import EventKind, Row, StepPlan
 from minivllm.request import FinishReason, Request, SampledToken, Sequence, Status
@@ -237,22 +236,23 @@ class Scheduler:
             return "max_num_seqs"
         trunk = request.live[0]
         hits = self.kv.lookup(trunk, _target(trunk))
-        num_cached = len(hits) * self.config.block_size
+        partial = self.kv.lookup_partial(trunk, hits, _target(trunk))
+        num_cached = self.kv.num_cached(hits, partial)
         num_new = self._share(step, _target(trunk) - num_cached)
         if num_new == 0:
             return "budget"
         others_run = bool(self.running)
         if self.config.reserve_full_prompt and not self.kv.fits_whole(request, hits, watermark=others_run):
             return "blocks for the whole prompt"
-        copies = self.kv.allocate(trunk, num_new, hits, watermark=others_run)
+        copies = self.kv.allocate(trunk, num_new, hits, partial, watermark=others_run)
         if copies is None:
             return "blocks"
-        self._start(request, trunk, hits)
+        self._start(request, trunk, num_cached)
         self._plan_row(step, trunk, num_new, copies)
         return ""
 
-    def _start(self, request: Request, trunk: Sequence, hits: list[Block]) -> None:
-        trunk.num_computed = len(hits) * self.config.block_size
+    def _start(self, request: Request, trunk: Sequence, num_cached: int) -> None:
+        trunk.num_computed = num_cached
         if request.status is Status.WAITING:
             request.num_cached_tokens = trunk.num_computed
             self.kv.record_lookup(trunk, trunk.num_computed)
@@ -284,6 +284,7 @@ class Scheduler:
             row_tokens = next(tokens) if row.samples else []
             if row.sequence.finished:
                 continue
+            self.kv.record_written(row.sequence, row.start, row.stop)
             if self.config.publish_at == "compute":
                 self.kv.publish(row.sequence, row.stop)
             if not row.sequence.request.forked and row.stop == _target(row.sequence):

@@ -1,4 +1,4 @@
-"""The checkers are checked: thirteen seeded faults, each of which its checker must find, and the unharmed engine must pass."""
+"""The checkers are checked: fourteen seeded faults, each of which its checker must find, and the unharmed engine must pass."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from minivllm.kv import manager, prefix
 from minivllm.kv.block_pool import NULL_BLOCK, BlockPool, FreeList
 from minivllm.kv.block_table import BlockTable
 from minivllm.kv.manager import KVCacheManager
+from minivllm.kv.partial import PartialIndex
 from minivllm.sched import scheduler
 from minivllm.sched.scheduler import Scheduler
 from tests.lattice import cells
@@ -141,6 +142,10 @@ def fork_tables_but_not_tokens(self, drawn):
             self.kv.fork(sequence.request.sequences[token.parent], sequence)
 
 
+def forget_nothing(self, block_ids):
+    pass
+
+
 @dataclass(frozen=True)
 class Mutant:
     """A fault, where it goes, and who must find it."""
@@ -162,6 +167,7 @@ MUTANTS = [
     Mutant("the most recent goes first", FreeList, "pop_head", pop_tail, (reference_lru,)),
     Mutant("a victim's hashes stay", KVCacheManager, "withdraw", withdraw_nothing, (slots_under_priority,)),
     Mutant("a shared slot is overwritten", BlockTable, "needs_copy", never_copy, (slots, lattice, beams)),
+    Mutant("a block is copied that was handed out since", PartialIndex, "forget", forget_nothing, (slots,)),
     Mutant("a copy never lets go of its ends", KVCacheManager, "release", release_nothing, (slots, lattice, beams)),
     Mutant("beams run in part", scheduler, "_runnable", run_beams_in_part, (slots,)),
     Mutant("a pruned beam keeps its blocks", Scheduler, "_fork_beams", fork_without_pruning, (slots, books, beams)),

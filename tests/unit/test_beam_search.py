@@ -114,6 +114,17 @@ def test_a_search_runs_beside_ordinary_requests(llm):
     assert outputs[plain.id].outputs[0].token_ids == alone.outputs[0].token_ids
 
 
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_client_computes_each_beams_partly_full_block_again_unless_hits_may_end_inside_it(partial):
+    llm = make_llm(partial_block_hits=partial, lifo_unhashed=False)  # else a tail is overwritten as soon as it is free
+    params, prompt = BeamParams(3, 8, ignore_eos=True), list(b"hello")
+    beam_search_client(llm.generate, [prompt], params, ())
+    scheduled = [e for e in llm.engine.core.scheduler.recorder.events if e.kind is EventKind.SCHEDULED][1:]
+    lengths = [len(prompt) + step for step in range(1, 8) for _ in range(3)]
+    again = [1 if partial else (length - 1) % 4 + 1 for length in lengths]
+    assert [e.tokens for e in scheduled] == again
+
+
 def test_the_width_of_one_is_greedy(llm):
     (output,) = llm.beam_search("hello", BeamParams(1, 8, ignore_eos=True))
     (greedy,) = llm.generate("hello", SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
