@@ -150,8 +150,9 @@ class KVCacheManager:
         """Make room for `num_new` tokens after those computed; `hits` and `partial` only for a sequence without blocks.
 
         Returns the block copies to run before the forward (usually none; `release` them when it is done), or None if the
-        blocks don't suffice: then nothing has changed. In this order: count what is needed, idle hits included; give up or touch the hits; allocate;
-        copy a tail that may not be written; publish the blocks that this step fills.
+        blocks don't suffice: then nothing has changed. In this order: count what is needed, idle hits included; give up
+        or touch the hits; allocate; copy a tail that may not be written, or the block that a partial hit ends in; publish
+        the blocks that this step fills.
         """
         table = self.tables.get(sequence.uid, BlockTable())
         found = [*hits, self.pool.blocks[partial.block_id]] if partial else hits
