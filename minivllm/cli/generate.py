@@ -76,6 +76,8 @@ def generate(
     prompt = " ".join(words) if words else prompt
     if logprobs is not None and not as_json:
         raise ConfigError("logprobs", logprobs, "are only shown with --json")
+    if beams is None and length_penalty != 1:
+        raise ConfigError("length_penalty", length_penalty, "needs --beams")
     params: SamplingParams | BeamParams = sampling.params(n=n, logprobs=logprobs)
     if beams is not None:
         params = beam_params(sampling, beams, length_penalty, n=n, logprobs=logprobs)

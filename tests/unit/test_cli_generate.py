@@ -105,6 +105,11 @@ def test_a_length_penalty_changes_the_score(model: Path):
     assert all(a["score"] == a["cumulative_logprob"] for a in plain)
 
 
+def test_a_length_penalty_without_beams_is_refused(model: Path):
+    result = run("generate", model, "-p", "hello", "--length-penalty", 2)
+    assert "length_penalty=2.0: needs --beams" in str(result.exception) + result.stderr
+
+
 @pytest.mark.parametrize("flags", [("-n", 2), ("--temperature", 1), ("--stop", "x"), ("--seed", 0), ("--logprobs", 1)])
 def test_flags_that_mean_nothing_to_beams_are_refused(model: Path, flags: tuple):
     result = run("generate", model, "-p", "hello", "--json", "--beams", 2, *flags)
