@@ -76,17 +76,21 @@ def forget_copies(runner):
 
 
 def overwrite_a_slot(runner):
-    write, steps = runner.cache.write, iter(range(10**6))
+    """From the tenth write on, each write also spoils the row that the one before it began with."""
+    cache, write, written = runner.cache, runner.cache.write, []
 
-    def wrong(layer, slots, k, v):
-        write(layer, slots + 1 if next(steps) == 9 else slots, k, v)
+    def wrong(layer, rows, k, v):
+        write(layer, rows, k, v)
+        if len(written) > 9:
+            cache.layers[layer].view(-1, cache.head_dim)[written[-1]] += 1
+        written.append(int(rows[0]))
 
     runner.cache.write = wrong
 
 
 def swap_values(runner):
     write = runner.cache.write
-    runner.cache.write = lambda layer, slots, k, v: write(layer, slots, k, v.roll(1, 1))
+    runner.cache.write = lambda layer, rows, k, v: write(layer, rows, k, v.roll(1, 1))
 
 
 @pytest.mark.parametrize("fault", [forget_copies, overwrite_a_slot, swap_values])
