@@ -2,6 +2,9 @@
 # make test    set up everything, run the tests
 # make setup   set up everything: engine, tests, notebooks, linters
 # make lint    formatting, lint, types, size
+# make grade   grade your answers in exercises/
+# make book    build the course book into book/_build/html
+# make notebooks  write lessons/*.ipynb again from lessons/src
 # make bench   the benchmark workloads that take no more than a minute each
 #
 # PY picks the interpreter (make chat PY=python3.12), PIP_ARGS is handed to pip.
@@ -12,10 +15,10 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -q) $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help chat test setup lint bench model
+.PHONY: help chat test setup lint grade book notebooks bench model
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -7
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -10
 
 chat: .venv/.runtime
 	@$(BIN)/python -m minivllm
@@ -27,6 +30,15 @@ setup: .venv/.dev model
 
 lint: .venv/.dev
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/python -m minivllm.course.size
+
+grade: .venv/.dev
+	-@$(BIN)/python -m minivllm grade
+
+book: .venv/.dev
+	@$(BIN)/python -m minivllm.course.book build
+
+notebooks: .venv/.dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m minivllm.course.weave
 
 bench: .venv/.runtime
 	@$(BIN)/python -m minivllm bench -w W1 -w W2 -w W3 -w W4
