@@ -49,6 +49,15 @@ def test_every_sampling_flag_reaches_the_parameters():
     )
 
 
+def test_without_flags_the_most_likely_token_is_taken():
+    assert SamplingFlags().params().temperature == 0
+
+
+def test_a_chat_has_defaults_of_its_own_and_a_greedy_one_can_be_asked_for():
+    assert SamplingFlags().with_defaults(temperature=0.2, top_p=0.9).params().temperature == 0.2
+    assert SamplingFlags(temperature=0).with_defaults(temperature=0.2, top_p=0.9).params().temperature == 0
+
+
 def test_bad_flags_raise_the_error_of_the_setting():
     with pytest.raises(ConfigError, match="policy="):
         EngineFlags(policy="lottery").config()
