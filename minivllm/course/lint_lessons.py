@@ -15,7 +15,7 @@ from minivllm.course.source import DEFINITIONS
 from minivllm.course.weave import Cell, lesson_sources, notebook_of, read_cells
 
 MAX_COLUMNS = 90
-_ADDRESS = re.compile(r"0x[0-9a-f]{6,}|/tmp/|/home/\w+|/root/|/work/")
+_ADDRESS = re.compile(r"0x[0-9a-f]{6,}|/tmp/|/home/\w+|/root/")
 
 
 def engine_names() -> dict[str, str]:
