@@ -20,12 +20,15 @@ from minivllm.course.grading import Task, grade
 from minivllm.course.manifest import CourseError, Exercise, find_exercise, load_manifest
 from minivllm.course.progress import note_passed
 from minivllm.course.records import End, Result, answer_path
+from minivllm.course.start import start
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(argv)
     try:
         exercises = choose(options.exercise)
+        if options.start:
+            return start(choose([options.start])[0], options.timed, blank=options.blank)
         if options.submissions:
             return grade_class(options, exercises)
         if options.watch:
@@ -46,6 +49,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--junit", type=Path, metavar="PATH", help="write JUnit XML")
     add("--classroom", action="store_true", help="print GitHub Classroom's result and nothing else")
     add("--watch", action="store_true", help="grade again whenever a file changes")
+    add("--start", metavar="ID", help="work on one exercise against the clock")
+    add("--blank", action="store_true", help="with --start: in an empty file, signature and contract only")
+    add("--timed", type=float, default=25, metavar="MIN", help="with --start: minutes to its deadline (default: 25)")
     add("--mine", action="store_true", help="put all exercises you have finished into one engine and grade that")
     add(
         "--submissions",

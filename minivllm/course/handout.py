@@ -1,0 +1,182 @@
+"""Write a tree for students: `python -m minivllm.course.handout DIR [--gradescope ZIP] [ID ...]`.
+
+It has the engine, untouched stubs, graders and woven lessons, and neither solutions, wrong answers nor history. What students
+are to write is there as compiled code, since all else runs on it: deterrence, not secrecy. `--gradescope` also writes an
+autograder for Gradescope, which grades with the same tree, all exercises or those named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import shutil
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from minivllm.course import cut
+from minivllm.course.manifest import ROOT, CourseError, Exercise, find_exercise, load_manifest
+from minivllm.course.reference import HEADER, compile_reference, dump
+
+KEPT_BACK = frozenset(f"minivllm/course/{name}.py" for name in ("handout", "cut", "gate", "book", "pages"))
+"""What only works with, or would show, what students don't get."""
+
+PATTERNS = (
+    "minivllm/**/*",
+    "kernels/**/*",
+    "lessons/*.ipynb",
+    "lessons/naive.py",
+    "lessons/questions.toml",
+    "exercises/manifest.toml",
+    "tests/conftest.py",
+    "tests/exercises/test_*.py",
+    "AGENTS.md",
+    "LICENSE",
+    "Makefile",
+    "NOTICE",
+    ".gitignore",
+    "pyproject.toml",
+)
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+README = f"""# minivllm, the course
+
+An inference engine to learn on. You need Python {PYTHON}, this very version: what you are going to write is in `minivllm/` already, as
+compiled code, because the rest of the engine runs on it. It is there to be run. It is no secret, and reading it teaches little. To start an exercise again, copy its file from `exercises/stubs/`.
+
+"""
+
+SETUP = f"""#!/usr/bin/env bash
+# Gradescope runs this once, when it builds the image. Wheels in source/wheels are used instead of the network.
+set -euo pipefail
+AUTOGRADER=${{AUTOGRADER:-/autograder}}
+if ! command -v python{PYTHON} >/dev/null; then
+  apt-get update && apt-get install -y python{PYTHON} python{PYTHON}-venv
+fi
+python{PYTHON} -m venv "$AUTOGRADER/venv"
+FROM=()
+if [ -d "$AUTOGRADER/source/wheels" ]; then FROM=(--no-index --find-links "$AUTOGRADER/source/wheels"); fi
+"$AUTOGRADER/venv/bin/pip" install --disable-pip-version-check -q ${{FROM[@]+"${{FROM[@]}}"}} 'pytest>=9' 'hypothesis>=6.150' 'psutil>=6' 'rich>=14'
+chmod -R a+rX "$AUTOGRADER/source" "$AUTOGRADER/venv"
+"""
+
+RUN = """#!/usr/bin/env bash
+# Gradescope runs this for each submission. Points lost are no error: it fails only if there is no result.
+AUTOGRADER=${{AUTOGRADER:-/autograder}}
+PYTHON=${{PYTHON:-$AUTOGRADER/venv/bin/python}}
+cd "$AUTOGRADER/source" || exit 1
+chmod -R a+rX "$AUTOGRADER/submission"
+mkdir -p "$AUTOGRADER/results"
+"$PYTHON" -m minivllm.course.grade {ids} --impl "$AUTOGRADER/submission" --json "$AUTOGRADER/results/results.json"
+[ -s "$AUTOGRADER/results/results.json" ]
+"""
+
+
+def hand_out(target: Path, root: Path = ROOT) -> None:
+    """Write the students' tree into a folder that is missing or empty. Raises `CourseError` if it is not."""
+    if target.exists() and any(target.iterdir()):
+        raise CourseError(f"{target} is not empty: name a folder that does not exist yet")
+    for path in files(root):
+        copy = target / path.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+    exercises = load_manifest(root)
+    (target / "exercises" / "stubs").mkdir()
+    for exercise in exercises.values():
+        for folder in ("exercises", "exercises/stubs"):
+            (target / folder / exercise.file_name).write_text(cut.cut(exercise, root)[0])
+    take_out(list(exercises.values()), target)
+    (target / "README.md").write_text(README + student_page(root))
+    project = target / "pyproject.toml"
+    project.write_text(project.read_text().replace('requires-python = ">=3.11"', f'requires-python = "=={PYTHON}.*"'))
+
+
+def files(root: Path = ROOT) -> Iterator[Path]:
+    """The files that students get as they are (those with holes are changed afterwards)."""
+    for pattern in PATTERNS:
+        for path in sorted(root.glob(pattern)):
+            name = str(path.relative_to(root))
+            if path.is_file() and "__pycache__" not in path.parts and name not in KEPT_BACK:
+                yield path
+
+
+def student_page(root: Path = ROOT) -> str:
+    """The book's page for students, without its title."""
+    return (root / "book" / "pages" / "student.md").read_text().partition("\n")[2].lstrip()
+
+
+def take_out(exercises: Sequence[Exercise], tree: Path) -> None:
+    """Replace all holes in a tree's engine by compiled references."""
+    modules: dict[str, list[tuple[str, str]]] = {}
+    for exercise in exercises:
+        for hole in exercise.holes:
+            modules.setdefault(hole.path, []).append((hole.qualname, exercise.id))
+    for path, holes in modules.items():
+        hide(tree / path, holes)
+
+
+def hide(path: Path, holes: Sequence[tuple[str, str]]) -> None:
+    """Take the bodies of some definitions, each with its exercise's id, out of a module, and write them beside it."""
+    text = path.read_text()
+    module = cut.Module(path.stem, text.splitlines(keepends=True), ast.parse(text))
+    nodes = {name: module.find(name) for name, _ in holes}
+    path.with_suffix(".ref").write_bytes(dump({name: compile_reference(node, name) for name, node in nodes.items()}))
+    lines = list(module.lines)
+    for name, id in sorted(holes, key=lambda hole: -nodes[hole[0]].lineno):
+        node = nodes[name]
+        mark = f'{" " * node.col_offset}@_reference("{name}")\n'
+        lines[cut.first_line(node) - 1 : node.end_lineno] = [mark, *cut.blank(module, node, name, id)]
+    head = _end_of_head(module.tree)
+    lines.insert(head, f"\n{HEADER}")
+    path.write_text("".join(lines))
+
+
+def _end_of_head(tree: ast.Module) -> int:
+    """How many lines docstring and imports from the future take."""
+    last = 0
+    for statement in tree.body:
+        match statement:
+            case ast.Expr(ast.Constant()) | ast.ImportFrom(module="__future__"):
+                last = statement.end_lineno or 0
+            case _:
+                break
+    return last
+
+
+def gradescope(tree: Path, archive: Path, ids: Sequence[str] = ()) -> None:
+    """Pack a students' tree, without lessons, as a Gradescope autograder. Source: Gradescope autograder documentation,
+    "Autograder specifications": setup.sh and run_autograder at the top; submission in, results/results.json out."""
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for path in sorted(tree.rglob("*")):
+            inside = path.relative_to(tree)
+            if path.is_file() and inside.parts[0] != "lessons" and "__pycache__" not in inside.parts:
+                zipped.write(path, str(inside))
+        for name, text in (("setup.sh", SETUP), ("run_autograder", RUN.format(ids=" ".join(ids)))):
+            info = zipfile.ZipInfo(name)
+            info.external_attr = 0o100755 << 16
+            zipped.writestr(info, text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m minivllm.course.handout", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="where to write the tree")
+    parser.add_argument("exercise", nargs="*", help="what Gradescope is to grade (default: all)")
+    parser.add_argument("--gradescope", type=Path, metavar="ZIP", help="also write an autograder")
+    options = parser.parse_args(argv)
+    try:
+        ids = [find_exercise(load_manifest(), id).id for id in options.exercise]
+        hand_out(options.folder)
+        if options.gradescope:
+            gradescope(options.folder, options.gradescope, ids)
+    except CourseError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"{options.folder}: for students; what they are to write is in it compiled, which deters and keeps no secret")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
