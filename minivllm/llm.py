@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -80,6 +81,7 @@ class LLM:
         if not 0 <= min(ids) <= max(ids) < vocab:
             raise RequestError("prompt", max(ids, key=abs), f"token ids must be in [0, {vocab})")
         self.engine.sampler.check(params)
+        self.engine.core.grammars.check(params)
 
     def generate(
         self,
@@ -91,14 +93,15 @@ class LLM:
     ) -> list[RequestOutput | RequestError]:
         """Answer all prompts, in one continuous batch; results in the order of the prompts.
 
-        A bad prompt raises `RequestError` before anything runs, or with `errors="return"` takes its place among the
-        results while the others run. `on_step(done, total)` is called after every step, for progress bars.
+        A bad prompt raises `RequestError` before anything runs (for a guide that is too large, as soon as that is known),
+        or with `errors="return"` takes its place among the results while the others run. `on_step(done, total)` is
+        called after every step, for progress bars.
         """
         listed = _as_list(prompts)
         each = list(params) if isinstance(params, Seq) else [params or SamplingParams()] * len(listed)
         if len(each) != len(listed):
             raise RequestError("params", f"{len(each)} given", f"must be one, or one for each of {len(listed)} prompts")
-        return self._run([self._attempt(p, q, errors) for p, q in zip(listed, each, strict=True)], on_step)
+        return self._run([self._attempt(p, q, errors) for p, q in zip(listed, each, strict=True)], errors, on_step)
 
     def beam_search(
         self,
@@ -114,7 +117,7 @@ class LLM:
         `errors` and `on_step` as in `generate`.
         """
         beams = params or BeamParams()
-        return self._run([self._attempt(p, beams, errors) for p in _as_list(prompts)], on_step)
+        return self._run([self._attempt(p, beams, errors) for p in _as_list(prompts)], errors, on_step)
 
     def chat(
         self,
@@ -181,17 +184,18 @@ class LLM:
         return request
 
     def _run(
-        self, requests: list[Request | RequestError], on_step: Callable[[int, int], None] | None
+        self, requests: list[Request | RequestError], errors: str, on_step: Callable[[int, int], None] | None
     ) -> list[RequestOutput | RequestError]:
         """Step until all requests are done. Interrupted, it aborts what it started and leaves the engine usable."""
-        results: dict[str, RequestOutput] = {}
+        results: dict[str, RequestOutput | RequestError] = {}
         started = [r for r in requests if isinstance(r, Request)]
         core = self.engine.core
         try:
             for request in started:
-                core.add(request, lambda output: results.__setitem__(output.request_id, output))
+                core.add(request, partial(results.__setitem__, request.id))
             while len(results) < len(started):
                 core.step()
+                _raise_failure(results.values(), errors)
                 if on_step is not None:
                     on_step(len(results), len(started))
         finally:
@@ -199,6 +203,13 @@ class LLM:
                 if request.id not in results:
                     core.abort(request.id)
         return [results[r.id] if isinstance(r, Request) else r for r in requests]
+
+
+def _raise_failure(results: Iterable[RequestOutput | Exception], errors: str) -> None:
+    """Raise what ended a request early, unless it is the request's own fault and shall be returned."""
+    for result in results:
+        if isinstance(result, Exception) and not (errors == "return" and isinstance(result, RequestError)):
+            raise result
 
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:

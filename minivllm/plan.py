@@ -54,10 +54,11 @@ class StepPlan:
 
 
 class EventKind(StrEnum):
-    """What happened. The first four are inputs to the scheduler, the rest what it made of them."""
+    """What happened. The first five are inputs to the scheduler, the rest what it made of them."""
 
     ADDED = "added"
     ABORTED = "aborted"
+    COMPILED = "compiled"  # the grammar that a request waited for
     SAMPLED = "sampled"
     STOPPED = "stopped"  # a stop string, found outside the scheduler
     SCHEDULED = "scheduled"
@@ -87,6 +88,7 @@ class RequestSpec:
     ignore_eos: bool
     reads_cache: bool
     beams: bool = False
+    guided: bool = False
 
 
 @dataclass(frozen=True, slots=True)

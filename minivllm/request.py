@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,9 +23,56 @@ class Status(StrEnum):
     """Where a request is. Preempted requests wait again, with nothing computed."""
 
     WAITING = "waiting"
+    WAITING_FOR_GRAMMAR = "waiting_for_grammar"  # lets others pass until its grammar is compiled
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedChoice:
+    """The answer is one of these texts."""
+
+    choices: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        choices = self.choices
+        if isinstance(choices, str) or not choices or not all(isinstance(choice, str) for choice in choices):
+            raise RequestError("guided", choices, "choices must be a list of at least one text")
+        object.__setattr__(self, "choices", tuple(choices))
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedRegex:
+    """The whole answer matches this pattern. Which syntax is known: `sample/grammar/regex.py`."""
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pattern, str):
+            raise RequestError("guided", self.pattern, "the pattern must be a text")
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedJson:
+    """The answer is one JSON document that this JSON schema allows; without a schema, any document.
+
+    `schema` is given as what JSON calls an object or as its text, and kept as text. Which keywords are known:
+    `sample/grammar/schema.py`.
+    """
+
+    schema: str | Mapping[str, object] = "{}"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.schema, str):
+            return
+        try:
+            object.__setattr__(self, "schema", json.dumps(self.schema, ensure_ascii=False, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError("guided", "schema", f"must be JSON: {error}") from error
+
+
+Guided = GuidedChoice | GuidedRegex | GuidedJson
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +81,8 @@ class SamplingParams:
 
     `seed` makes draws repeatable whatever else is in the batch; child i of `n` draws with seed + i.
     `logprobs=k` returns the k most likely tokens beside each chosen one; `prompt_logprobs` the same for the prompt.
+    `guided` says what an answer must look like; it does whenever it ends with `FinishReason.STOP`. It ends where the
+    guide says: nothing else may stop it, and where the guide allows no more text, `min_tokens` gives way.
     """
 
     temperature: float = 1.0
@@ -54,6 +104,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    guided: Guided | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
@@ -79,6 +130,15 @@ class SamplingParams:
             _within(f"logit_bias[{token}]", bias, -100, 100)
         if self.seed is not None:
             _within("seed", self.seed, 0, 2**63 - 1)
+        if self.guided is not None:
+            self._check_guided()
+
+    def _check_guided(self) -> None:
+        if not isinstance(self.guided, Guided):
+            raise RequestError("guided", self.guided, "must be a GuidedChoice, a GuidedRegex or a GuidedJson")
+        for name in ("stop", "stop_token_ids", "ignore_eos"):
+            if value := getattr(self, name):
+                raise RequestError(name, value, "can't go with guided, which alone decides where an answer ends")
 
     @property
     def greedy(self) -> bool:

@@ -70,7 +70,7 @@ class Run:
 def run_work(llm: LLM, works: list[Work]) -> Run:
     """Hand all requests over at once and step until the last token is out."""
     core = llm.engine.core
-    done: list[RequestOutput] = []
+    done: list[RequestOutput | Exception] = []
     requests = [llm.request(w.prompt, _exactly(w.new)) for w in works]
     with stopwatch(core) as watch:
         start = time.perf_counter()
@@ -80,7 +80,7 @@ def run_work(llm: LLM, works: list[Work]) -> Run:
             core.step()
         last = time.perf_counter() - start
     first = min(r.first_token_time or 0 for r in requests) - min(r.arrival_time for r in requests)
-    tokens = sum(len(output.outputs[0].token_ids) for output in done)
+    tokens = sum(len(request.sequences[0].output_token_ids) for request in requests)
     return Run(first, last, tokens, 1 - watch.seconds / last)
 
 

@@ -73,13 +73,15 @@ class Answer:
 
     def __iter__(self) -> Iterator[RequestOutput]:
         """Raises `RequestError` if the request can never run."""
-        core, outputs = self.llm.engine.core, list[RequestOutput]()
+        core, outputs = self.llm.engine.core, list[RequestOutput | Exception]()
         core.add(self.request, outputs.append, stream=True)
         try:
             while not self.request.finished and not self._stop():
                 core.step()
                 self.tables = tables_of([self.request], core.scheduler.kv) or self.tables
                 for output in outputs:
+                    if isinstance(output, Exception):
+                        raise output
                     self.last = output
                     yield output
                 outputs.clear()

@@ -20,7 +20,8 @@ from minivllm.sample.detok import IncrementalDetokenizer
 from minivllm.sample.stop import StopChecker
 from minivllm.sched.scheduler import Scheduler
 
-Sink = Callable[[RequestOutput], object]
+Sink = Callable[[RequestOutput | Exception], object]
+"""Hears how a request goes on; an exception, instead of its last output, says why it can't."""
 
 
 @dataclass(slots=True)
@@ -66,6 +67,10 @@ class OutputProcessor:
     def forget(self, request_id: str) -> None:
         """Stop following a request; its sink is not called again."""
         self._listeners.pop(request_id, None)
+
+    def fail(self, request_id: str, error: Exception) -> None:
+        """Tell a request's sink that it is over, and why."""
+        self._listeners.pop(request_id).sink(error)
 
     def process(self, appended: list[tuple[Sequence, SampledToken]], scheduler: Scheduler, now: float) -> None:
         """Turn a step's new tokens into text, end sequences at stop strings, and call the sinks."""

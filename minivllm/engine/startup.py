@@ -8,6 +8,7 @@ from pathlib import Path
 
 from minivllm.config import EngineConfig, ModelConfig
 from minivllm.engine.core import EngineCore
+from minivllm.engine.grammars import Grammars
 from minivllm.engine.outputs import OutputProcessor
 from minivllm.models.decoder import Decoder
 from minivllm.models.fetch import resolve_model
@@ -62,6 +63,7 @@ def build_engine(decoder: Decoder, tokenizer: Tokenizer, config: EngineConfig) -
         ModelRunner(decoder, config, memory.num_blocks),
         BeamSampler(sampler),
         OutputProcessor(tokenizer.token_bytes, tokenizer.special_ids),
+        Grammars(tokenizer.token_bytes, model.vocab_size, tokenizer.special_ids, scheduler.eos_token_ids),
         prompt_logprobs=prompt_logprobs,
     )
     return Engine(core, tokenizer, sampler, model, config, memory, memory.max_model_len)

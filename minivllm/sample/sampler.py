@@ -37,7 +37,7 @@ class Sampler:
 
     For each sequence, in this order (that of vLLM V1, `v1/sample/sampler.py`):
 
-    1. end-of-sequence and stop ids are masked until it has `min_tokens` tokens;
+    1. end-of-sequence and stop ids are masked until it has `min_tokens` tokens, unless a grammar's mask left only them;
     2. `logit_bias` is added;
     3. penalties: repetition over prompt and output, then frequency and presence over the output;
     4. greedy sequences take the largest logit now, the lowest id among equals: nothing below changes which it is;
@@ -85,7 +85,9 @@ class Sampler:
         for i in rows:
             params, output = sequences[i].request.params, sequences[i].output_token_ids
             if len(output) < params.min_tokens:
-                mask_tokens(logits[i], self.eos_token_ids.union(params.stop_token_ids))
+                ends = self.eos_token_ids.union(params.stop_token_ids)
+                if params.guided is None or _leaves_some(logits[i], ends):
+                    mask_tokens(logits[i], ends)
             add_bias(logits[i], params.logit_bias)
             penalise(logits[i], sequences[i].request.prompt_token_ids, output, params)
         return logits
@@ -119,6 +121,13 @@ def _is_processed(sequence: Sequence) -> bool:
     params = sequence.request.params
     penalties = params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty
     return bool(penalties or params.logit_bias or len(sequence.output_token_ids) < params.min_tokens)
+
+
+def _leaves_some(logits: Tensor, token_ids: Collection[int]) -> bool:
+    """Whether any token but these is possible."""
+    others = logits.clone()
+    mask_tokens(others, token_ids)
+    return bool(others.max() > -math.inf)
 
 
 def require_finite(largest: Tensor, sequences: list[Sequence]) -> None:

@@ -88,6 +88,8 @@ class Scheduler:
         self.check(request)
         for sequence in request.sequences:
             sequence.uid = next(self._uids)
+        if request.params.guided is not None:
+            request.status = Status.WAITING_FOR_GRAMMAR
         self.requests[request.id] = request
         self.waiting.push(request)
         self.recorder.emit(
@@ -134,6 +136,11 @@ class Scheduler:
         self.recorder.emit(EventKind.ABORTED, request=request_id)
         for sequence in request.live:
             self._finish(sequence, FinishReason.ABORT)
+
+    def grammar_compiled(self, request_id: str) -> None:
+        """Let a request run that waited for its grammar: nothing else changes its place in the queue."""
+        self.recorder.emit(EventKind.COMPILED, request=request_id)
+        self.requests[request_id].status = Status.WAITING
 
     def stop(self, sequence: Sequence, reason: str) -> None:
         """End a sequence because of a stop string, which is found outside: the scheduler knows no text."""
@@ -220,15 +227,24 @@ class Scheduler:
         self.recorder.emit(EventKind.PREEMPTED, request=request.id)
 
     def _schedule_waiting(self, step: Step) -> None:
-        """Admit waiting requests in order while they fit. The first that doesn't blocks those behind it: that is the fairness."""
+        """Admit waiting requests in order while they fit. The first that doesn't blocks those behind it: that is the fairness.
+
+        Those that wait for a grammar block nobody: they are set aside, and put back in front.
+        """
         if self.config.policy == "static" and self.running:
             return
+        set_aside: list[Request] = []
         while self.waiting and step.budget:
             request = self.waiting.peek()
+            if request.status is Status.WAITING_FOR_GRAMMAR:
+                set_aside.append(self.waiting.pop())
+                continue
             reason = self._admit(step, request)
             if reason:
                 self.recorder.emit(EventKind.REFUSED, request=request.id, reason=reason)
-                return
+                break
+        for request in reversed(set_aside):
+            self.waiting.push_back(request)
 
     def _admit(self, step: Step, request: Request) -> str:
         """Move the head of the queue to the running ones, with its first row; else say what is short."""

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 
 from minivllm.config import EngineConfig, MinivllmError
 from minivllm.plan import EventKind, RequestSpec, TraceEvent
-from minivllm.request import BeamParams, Request, SampledToken, SamplingParams
+from minivllm.request import BeamParams, GuidedJson, Request, SampledToken, SamplingParams
 
 if TYPE_CHECKING:
     from minivllm.sched.scheduler import Scheduler
@@ -75,6 +75,7 @@ def spec_of(request: Request) -> RequestSpec:
         ignore_eos=params.ignore_eos,
         reads_cache=params.prompt_logprobs is None,
         beams=request.beams is not None,
+        guided=params.guided is not None,
     )
 
 
@@ -171,6 +172,8 @@ def _feed(scheduler: Scheduler, recorded: list[TraceEvent]) -> None:
             scheduler.add(_request_of(event))
         elif event.kind is EventKind.ABORTED:
             scheduler.abort(event.request)
+        elif event.kind is EventKind.COMPILED:
+            scheduler.grammar_compiled(event.request)
         elif event.kind is EventKind.STOPPED and event.request in scheduler.requests:
             scheduler.stop(scheduler.requests[event.request].sequences[event.sequence], event.reason)
 
@@ -184,6 +187,7 @@ def _request_of(event: TraceEvent) -> Request:
         stop_token_ids=spec.stop_token_ids,
         ignore_eos=spec.ignore_eos,
         prompt_logprobs=None if spec.reads_cache else 0,
+        guided=GuidedJson() if spec.guided else None,  # which guide makes no difference: the tokens are recorded
     )
     return Request(
         event.request,

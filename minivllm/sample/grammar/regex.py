@@ -1,0 +1,192 @@
+r"""A parser for regular expressions in the plain sense: those that a finite automaton can follow.
+
+Supported, with the meaning they have in Python's `re` under `re.ASCII`:
+
+* characters, `.` (all but a line feed), escaped punctuation, `\n \t \r \f \v`, `\xHH`, `\uHHHH`;
+* `\d \w \s` and their opposites `\D \W \S`, ASCII only;
+* classes `[a-z_]`, `[^0-9]`;
+* groups `( )` and `(?: )`, alternatives `|`;
+* `* + ? {m} {m,} {m,n}`;
+* `^` and `$` at the ends of the pattern or of an alternative outside all groups.
+
+Everything else is refused by name: look-around, back references, word boundaries, named groups, flags, lazy and
+possessive repeats, Unicode properties. They either leave the regular languages or mean something only to a search.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from minivllm.sample.grammar.syntax import EMPTY, UNICODE, Alt, Chars, Node, Ranges, Repeat, Seq, complement
+
+MAX_NESTING = 50
+REPEATS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+COUNTED = re.compile(r"\{([0-9]{1,6})(?:(,)([0-9]{1,6})?)?\}")
+CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v"}
+SETS: dict[str, Ranges] = {
+    "d": ((48, 57),),
+    "w": ((48, 57), (65, 90), (95, 95), (97, 122)),
+    "s": ((9, 13), (32, 32)),
+}
+SETS |= {name.upper(): complement(ranges) for name, ranges in SETS.items()}
+HEX_DIGITS = {"x": 2, "u": 4}
+
+
+class PatternError(ValueError):
+    """A pattern that can't be followed; the message names the construct and where it stands."""
+
+
+def parse_regex(pattern: str, characters: Callable[[Ranges], Node] = Chars, *, search: bool = False) -> Node:
+    """The tree of a pattern that matches whole texts, or with `search` texts in which it is found somewhere.
+
+    `characters` makes the node for one character of a set: how characters are spelt is not the pattern's business.
+    Raises `PatternError` for what is not supported.
+    """
+    return _Parser(pattern, characters, search).parse()
+
+
+class _Parser:
+    """Recursive descent: alternatives of sequences of repeated atoms."""
+
+    def __init__(self, pattern: str, characters: Callable[[Ranges], Node], search: bool) -> None:
+        self._pattern, self._characters, self._search = pattern, characters, search
+        self._at = 0
+        self._nesting = 0
+
+    def parse(self) -> Node:
+        options = [self._whole()]
+        while self._take("|"):
+            options.append(self._whole())
+        if self._at < len(self._pattern):
+            raise self._refuse("')' without '('" if self._peek() == ")" else "'$' before the end")
+        return Alt(tuple(options))
+
+    def _whole(self) -> Node:
+        """An alternative outside all groups: here anchors have a meaning."""
+        anything = Repeat(self._characters(UNICODE), 0, None) if self._search else EMPTY
+        before = EMPTY if self._take("^") else anything
+        body = self._sequence()
+        return Seq((before, body, EMPTY if self._take("$") else anything))
+
+    def _sequence(self) -> Node:
+        parts = []
+        while self._at < len(self._pattern) and self._peek() not in "|)$":
+            parts.append(self._repeated())
+        return Seq(tuple(parts))
+
+    def _repeated(self) -> Node:
+        item = self._atom()
+        counts = self._counts()
+        if counts is None:
+            return item
+        if self._peek() in {*REPEATS, "{"}:
+            raise self._refuse("a repeat of a repeat, lazy or possessive,")
+        return Repeat(item, *counts)
+
+    def _counts(self) -> tuple[int, int | None] | None:
+        if self._peek() in REPEATS:
+            return REPEATS[self._next()]
+        if self._peek() != "{":
+            return None
+        match = COUNTED.match(self._pattern, self._at)
+        if match is None:
+            raise self._refuse(
+                "'{' that begins no {m}, {m,} or {m,n} with numbers of 6 digits at most: escape it; this"
+            )
+        low = int(match[1])
+        high = int(match[3]) if match[3] else None if match[2] else low
+        if high is not None and high < low:
+            raise self._refuse(f"{match[0]}, which ends before it begins,")
+        self._at = match.end()
+        return low, high
+
+    def _atom(self) -> Node:
+        character = self._next()
+        if character == "(":
+            return self._group()
+        if character == "[":
+            return self._characters(self._class())
+        if character == ".":
+            return self._characters(complement([(10, 10)]))
+        if character == "\\":
+            return self._characters(self._escape())
+        if character in "*+?{^$":
+            self._at -= 1
+            raise self._refuse("an anchor here" if character in "^$" else f"{character!r} with nothing to repeat")
+        return self._characters(_only(character))
+
+    def _group(self) -> Node:
+        if not self._take("?:") and self._peek() == "?":
+            raise self._refuse("a group that begins with (? (look-around, name, flag)")
+        self._nesting += 1
+        if self._nesting > MAX_NESTING:
+            raise self._refuse(f"a group within {MAX_NESTING} others")
+        options = [self._sequence()]
+        while self._take("|"):
+            options.append(self._sequence())
+        if not self._take(")"):
+            raise self._refuse("an anchor within a group" if self._peek() == "$" else "'(' without ')'")
+        self._nesting -= 1
+        return Alt(tuple(options))
+
+    def _class(self) -> Ranges:
+        """What stands between brackets; the first one is taken already."""
+        negated = self._take("^")
+        if self._peek() == "]":
+            raise self._refuse("an empty class")
+        ranges: list[tuple[int, int]] = []
+        while not self._take("]"):
+            first = self._member()
+            if self._peek() == "-" and self._pattern[self._at + 1 : self._at + 2] not in ("]", ""):
+                self._at += 1
+                first = self._span(first, self._member())
+            ranges += first
+        outside = complement(ranges)
+        return outside if negated else complement(outside)
+
+    def _member(self) -> Ranges:
+        character = self._next()
+        return self._escape() if character == "\\" else _only(character)
+
+    def _span(self, first: Ranges, last: Ranges) -> Ranges:
+        low, high = first[0][0], last[-1][1]
+        if not (first == ((low, low),) and last == ((high, high),) and low <= high):
+            raise self._refuse("a range in a class whose ends are no characters in ascending order")
+        return ((low, high),)
+
+    def _escape(self) -> Ranges:
+        r"""What a backslash, which is taken already, makes of what follows."""
+        character = self._next()
+        if character in SETS:
+            return SETS[character]
+        if character in HEX_DIGITS:
+            digits = self._pattern[self._at : self._at + HEX_DIGITS[character]]
+            if not re.fullmatch(f"[0-9a-fA-F]{{{HEX_DIGITS[character]}}}", digits):
+                raise self._refuse(f"\\{character} without {HEX_DIGITS[character]} hexadecimal digits")
+            self._at += len(digits)
+            return _only(chr(int(digits, 16)))
+        if character.isalnum() and character not in CONTROLS:
+            raise self._refuse(f"\\{character}")
+        return _only(CONTROLS.get(character, character))
+
+    def _peek(self) -> str:
+        return self._pattern[self._at : self._at + 1]
+
+    def _next(self) -> str:
+        if self._at == len(self._pattern):
+            raise self._refuse("a pattern that breaks off")
+        self._at += 1
+        return self._pattern[self._at - 1]
+
+    def _take(self, text: str) -> bool:
+        found = self._pattern.startswith(text, self._at)
+        self._at += len(text) * found
+        return found
+
+    def _refuse(self, what: str) -> PatternError:
+        return PatternError(f"{what} is not supported (position {self._at})")
+
+
+def _only(character: str) -> Ranges:
+    return ((ord(character), ord(character)),)
