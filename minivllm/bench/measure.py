@@ -16,7 +16,8 @@ from minivllm.bench.workloads import Work
 from minivllm.engine.core import EngineCore, Runner, StepResult, TokenSampler
 from minivllm.llm import LLM
 from minivllm.plan import StepPlan
-from minivllm.request import RequestOutput, SampledToken, SamplingParams, Sequence
+from minivllm.request import GuidedJson, Request, RequestOutput, SampledToken, SamplingParams, Sequence
+from minivllm.sample.grammar.compile import compile_grammar
 
 MODES = {"bf16": "bfloat16", "fp32": "float32"}
 
@@ -65,13 +66,18 @@ class Run:
     last: float
     tokens: int
     bookkeeping: float
+    lengths: tuple[int, ...]
 
 
 def run_work(llm: LLM, works: list[Work]) -> Run:
+    """Run requests of exactly as many tokens as they shall have."""
+    return run_requests(llm, [llm.request(w.prompt, _exactly(w.new)) for w in works])
+
+
+def run_requests(llm: LLM, requests: list[Request]) -> Run:
     """Hand all requests over at once and step until the last token is out."""
     core = llm.engine.core
     done: list[RequestOutput | Exception] = []
-    requests = [llm.request(w.prompt, _exactly(w.new)) for w in works]
     with stopwatch(core) as watch:
         start = time.perf_counter()
         for request in requests:
@@ -80,8 +86,8 @@ def run_work(llm: LLM, works: list[Work]) -> Run:
             core.step()
         last = time.perf_counter() - start
     first = min(r.first_token_time or 0 for r in requests) - min(r.arrival_time for r in requests)
-    tokens = sum(len(request.sequences[0].output_token_ids) for request in requests)
-    return Run(first, last, tokens, 1 - watch.seconds / last)
+    lengths = tuple(len(request.sequences[0].output_token_ids) for request in requests)
+    return Run(first, last, sum(lengths), 1 - watch.seconds / last, lengths)
 
 
 def _exactly(new: int) -> SamplingParams:
@@ -97,7 +103,7 @@ class Result:
 
 
 def repetition(llm: LLM, workload: str, rep: int) -> Result:
-    """Run one repetition of W1 to W4."""
+    """Run one repetition of any workload but W5."""
     if workload == "W1":
         run = run_work(llm, workloads.single_stream(rep))
         return Result(
@@ -112,8 +118,37 @@ def repetition(llm: LLM, workload: str, rep: int) -> Result:
     if workload == "W3-off":
         run = run_work(llm, workloads.shared_prefix(rep, 0))
         return Result({"off_s": run.last}, run.bookkeeping)
+    if workload == "W6":
+        return json_cost(llm, rep)
     run = run_work(llm, workloads.long_prefill(rep))
     return Result({"prompt_tok_s": workloads.W4_PROMPT / run.first}, run.bookkeeping)
+
+
+def json_cost(llm: LLM, rep: int) -> Result:
+    """W6: with a JSON schema, and without it but cut at the same lengths; and what the schema costs before and in a step.
+
+    `first_use_ms` is for the vocabulary's trie and the grammar, which requests wait for once; `row_us` for one new row of
+    allowed tokens (mean over all states). In the warm-up the engine compiles the schema: later repetitions find it there.
+    """
+    guided = GuidedJson(workloads.W6_SCHEMA)
+    params = SamplingParams(temperature=0, max_tokens=workloads.W6_MAX_NEW, guided=guided)
+    prompts = workloads.small_objects(rep)
+    schema = run_requests(llm, [llm.request(prompt, params) for prompt in prompts])
+    free = run_requests(llm, [llm.request(p, _exactly(new)) for p, new in zip(prompts, schema.lengths, strict=True)])
+    start = time.perf_counter()
+    grammar = compile_grammar(guided, llm.engine.core.grammars.build_vocabulary())
+    compiled = time.perf_counter()
+    for state in range(grammar.num_states):
+        grammar.row(state)
+    metrics = {
+        "schema_tok_s": schema.tokens / schema.last,
+        "free_tok_s": free.tokens / free.last,
+        "cost_pct": 100 * (1 - free.last / schema.last),
+        "tokens": schema.tokens,
+        "first_use_ms": (compiled - start) * 1e3,
+        "row_us": (time.perf_counter() - compiled) / grammar.num_states * 1e6,
+    }
+    return Result(metrics, schema.bookkeeping)
 
 
 def first_token(model: str | None, mode: str) -> Result:

@@ -8,10 +8,22 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-WORKLOADS = ("W1", "W2", "W3", "W3-off", "W4", "W5")
+WORKLOADS = ("W1", "W2", "W3", "W3-off", "W4", "W5", "W6")
 CHAT_PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 LOW_ID, HIGH_ID = 1000, 40_000
 W4_PROMPT = 2048
+W6_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "city": {"type": "string", "maxLength": 20},
+        "hobbies": {"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 2, "maxItems": 3},
+    },
+    "required": ["name", "age", "city", "hobbies"],
+    "additionalProperties": False,
+}
+W6_MAX_NEW = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +61,14 @@ def shared_prefix(rep: int, round: int) -> list[Work]:
 def long_prefill(rep: int) -> list[Work]:
     """W4: one prompt of 2,048 tokens, 1 new."""
     return [Work(_draw_ids(random.Random(f"w4-{rep}"), W4_PROMPT), 1)]
+
+
+def small_objects(rep: int) -> list[str]:
+    """W6: 32 chat prompts, as text, that ask for a small JSON object."""
+    rng = random.Random(f"w6-{rep}")
+    jobs = ["baker", "pilot", "nurse", "farmer", "teacher", "sailor", "painter", "judge"]
+    return [
+        "<|im_start|>user\nWrite a JSON object with the fields name, age, city and hobbies "
+        f"for a {rng.choice(jobs)} who is {rng.randint(20, 70)} years old.<|im_end|>\n<|im_start|>assistant\n"
+        for _ in range(32)
+    ]

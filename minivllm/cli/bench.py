@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 NAME = "minivllm"
 WHAT = """W1: one request. W2: 32 ragged ones. W3: 16 with a shared prefix, cold and warm; W3-off: without the prefix
-cache. W4: a prompt of 2,048 tokens. W5: a fresh process to its first token. May be repeated."""
+cache. W4: a prompt of 2,048 tokens. W5: a fresh process to its first token. W6: 32 JSON objects with a schema and
+without. May be repeated."""
 
 
 @with_flags
@@ -30,7 +31,7 @@ def bench(
     engine: EngineFlags,
     workload: Annotated[
         list[str] | None,
-        typer.Option("--workload", "-w", metavar="W1|W2|W3|W3-off|W4|W5", help=WHAT, show_default="W1"),
+        typer.Option("--workload", "-w", metavar="W1|W2|W3|W3-off|W4|W5|W6", help=WHAT, show_default="W1"),
     ] = None,
     reps: Annotated[int, typer.Option(help="Repetitions that count, after one that warms up.")] = 5,
     mode: Annotated[
@@ -83,7 +84,7 @@ def run_all(engines: Engines, names: list[str], reps: int) -> Iterator[tuple[str
     from minivllm.bench.measure import first_token, repetition
 
     for name in names:
-        llm = None if name == "W5" else engines.get(caching=name != "W3-off")
+        llm = None if name == "W5" else engines.get(caching=name not in ("W3-off", "W6"))
         with progress(name, reps + 1) as on_rep:
             for rep in range(reps + 1):
                 on_rep(rep, reps + 1)

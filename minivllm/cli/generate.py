@@ -14,9 +14,10 @@ import typer
 from minivllm.cli.answer import cost_of
 from minivllm.cli.ask import chat_or_raw, stream_answer
 from minivllm.cli.flags import SYSTEM, EngineFlags, SamplingFlags, System, with_flags
+from minivllm.cli.guided import GuidedFlags
 from minivllm.cli.start import progress, started
 from minivllm.config import ConfigError, RequestError
-from minivllm.request import BeamParams, CompletionOutput, RequestOutput, SamplingParams
+from minivllm.request import BeamParams, CompletionOutput, Guided, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from minivllm.llm import LLM
@@ -39,6 +40,7 @@ class Job:
 def generate(
     engine: EngineFlags,
     sampling: SamplingFlags,
+    guided: GuidedFlags,
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[PROMPT]", help="The prompt.", show_default=False)
     ] = None,
@@ -78,9 +80,10 @@ def generate(
         raise ConfigError("logprobs", logprobs, "are only shown with --json")
     if beams is None and length_penalty != 1:
         raise ConfigError("length_penalty", length_penalty, "needs --beams")
-    params: SamplingParams | BeamParams = sampling.params(n=n, logprobs=logprobs)
+    guide = guided.guided()
+    params: SamplingParams | BeamParams = sampling.params(n=n, logprobs=logprobs, guided=guide)
     if beams is not None:
-        params = beam_params(sampling, beams, length_penalty, n=n, logprobs=logprobs)
+        params = beam_params(sampling, beams, length_penalty, n=n, logprobs=logprobs, guided=guide)
     jobs = [Job(1, "prompt", prompt)] if prompt is not None else read_prompts(prompts_file or Path())
     with started(engine.model, engine.config(), tell_memory=True) as llm:
         if chat:
@@ -92,10 +95,10 @@ def generate(
 
 
 def beam_params(
-    sampling: SamplingFlags, width: int, length_penalty: float, *, n: int, logprobs: int | None
+    sampling: SamplingFlags, width: int, length_penalty: float, *, n: int, logprobs: int | None, guided: Guided | None
 ) -> BeamParams:
     """The parameters of a beam search; raises `ConfigError` for flags that it could only ignore."""
-    unused = {"n": (n, 1), "logprobs": (logprobs, None)}
+    unused = {"n": (n, 1), "logprobs": (logprobs, None), "guided": (guided, None)}
     plain = SamplingFlags()
     unused |= {f: (getattr(sampling, f), getattr(plain, f)) for f in ("temperature", "top_p", "top_k", "min_p", "seed")}
     for name, (value, default) in {**unused, "stop": (sampling.stop or None, None)}.items():

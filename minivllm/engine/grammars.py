@@ -50,6 +50,10 @@ class Grammars:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The model's vocabulary as a trie: made for the first grammar, in the thread that compiles it."""
+        return self.build_vocabulary()
+
+    def build_vocabulary(self) -> Vocabulary:
+        """A new trie of the model's vocabulary; takes about a tenth of a second for 49,152 tokens."""
         return build_vocabulary(*self._vocabulary_source)
 
     def check(self, params: SamplingParams) -> None:

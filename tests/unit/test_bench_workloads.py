@@ -53,3 +53,8 @@ def test_the_long_prefill_draws_one_token():
 )
 def test_ids_are_those_of_the_peers(works: list[workloads.Work], expected: str):
     assert fingerprint(works) == expected
+
+
+def test_small_objects_are_those_of_the_peers_with_the_schema_of_the_peers():
+    assert hashlib.sha256(repr(workloads.small_objects(2)).encode()).hexdigest()[:12] == "e2b003b8a81f"
+    assert hashlib.sha256(repr((workloads.W6_SCHEMA, workloads.W6_MAX_NEW)).encode()).hexdigest()[:12] == "581ffa291e04"

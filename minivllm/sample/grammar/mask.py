@@ -40,6 +40,10 @@ class Grammar:
         self._rows: dict[int, Row] = {}
 
     @property
+    def num_states(self) -> int:
+        return len(self.live)
+
+    @property
     def is_empty(self) -> bool:
         """Whether no text of the language can be written with this vocabulary."""
         return not self.live[START]
