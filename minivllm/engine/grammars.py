@@ -28,7 +28,7 @@ MAX_GRAMMARS = 64
 
 
 class Grammars:
-    """Compiles what requests ask for, and follows their sequences. Not for several threads at once, `check` apart.
+    """Compiles what requests ask for, and follows their sequences. For one thread at a time, except `check` and `wait`.
 
     The last 64 grammars are kept: requests that ask for the same share one, also while it is being compiled.
     """
@@ -92,7 +92,8 @@ class Grammars:
 
     def wait(self, seconds: float) -> None:
         """Sleep until a grammar is compiled, for so long at most; at once back if none is being compiled."""
-        wait([grammar for _, grammar in self._waiting.values()], seconds, FIRST_COMPLETED)
+        waiting = list(self._waiting.values())  # in one go: whoever steps or adds meanwhile changes it
+        wait([grammar for _, grammar in waiting], seconds, FIRST_COMPLETED)
 
     def mask(self, logits: Tensor, groups: Many[tuple[Sequence, ...]]) -> None:
         """Make the tokens that grammars forbid impossible, in place, in a step's `logits` [R, V], R == len(groups).

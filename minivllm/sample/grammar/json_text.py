@@ -66,7 +66,7 @@ def struct(fields: list[tuple[str, Node, bool]]) -> Node:
     return sequence("{", Selection(items, COMMA), "}")
 
 
-def integer(low: int = -LARGEST, high: int = LARGEST) -> Node:
+def integer(low: int, high: int) -> Node:
     """A whole number from `low` to `high`, both of 18 digits at most."""
     options: list[Node] = []
     if low < 0:

@@ -20,48 +20,78 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from minivllm.config import RequestError
 from minivllm.sample.grammar import json_text
+from minivllm.sample.grammar.json_text import LARGEST, MAX_DIGITS
 from minivllm.sample.grammar.regex import PatternError, parse_regex
 from minivllm.sample.grammar.syntax import Alt, Node, sequence
 
 MAX_NESTING = 30
 DESCRIPTIONS = {
-    "$comment", "$schema", "$defs", "definitions", "default", "deprecated", "description", "examples",
-    "readOnly", "title", "writeOnly",
+    "$comment", "$schema", "$defs", "definitions", "default", "deprecated", "description", "examples", "readOnly",
+    "title", "writeOnly",
 }  # fmt: skip
-KEYWORDS = {
-    "null": set(),
-    "boolean": set(),
-    "number": set(),
-    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
-    "string": {"minLength", "maxLength", "pattern"},
-    "array": {"items", "minItems", "maxItems"},
-    "object": {"properties", "required", "additionalProperties"},
+KEYWORDS: dict[str, tuple[str, ...]] = {
+    "null": (),
+    "boolean": (),
+    "number": (),
+    "integer": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    "string": ("minLength", "maxLength", "pattern"),
+    "array": ("items", "minItems", "maxItems"),
+    "object": ("properties", "required", "additionalProperties"),
 }
 """The types, and the keywords known beside each."""
+INSTEAD_OF_TYPES = {"$ref": ("$ref",), "anyOf": ("anyOf",), "const": ("const", "type"), "enum": ("enum", "type")}
+"""The keywords that say by themselves what a document is, and what is known beside each."""
 
-Schema = dict[str, object]
+Schema = dict[str, Any]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_bound(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def _is_reference(value: object) -> bool:
+    return isinstance(value, str) and (value == "#" or value.startswith("#/"))
+
+
+def _is_filled_list(value: object) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+Form = tuple[Callable[[object], bool], str]
+FORMS: dict[str, Form] = {
+    "$ref": (_is_reference, "lead to a place in this schema, such as '#/$defs/name'"),
+    "pattern": (lambda value: isinstance(value, str), "be a text"),
+    "properties": (lambda value: isinstance(value, dict), "be an object"),
+    **dict.fromkeys(("anyOf", "enum"), (_is_filled_list, "be a list of at least one")),
+    **dict.fromkeys(KEYWORDS["integer"], (_is_bound, f"be a number of {MAX_DIGITS} digits at most")),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), (_is_count, "be a whole number, 0 or more")),
+}
+ANY_FORM: Form = (lambda value: True, "")
 
 
 def parse_schema(text: str) -> Node:
     """The tree of a schema's documents. Raises `RequestError` naming keyword and path of what is not supported."""
     try:
-        schema = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        schema = json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise RequestError("guided", text[:80], f"the schema is not JSON: {error}") from error
     return _Translator(schema).translate(schema, "#", 0)
 
 
-def _no_constant(name: str) -> NoReturn:
+def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number that JSON can hold")
 
 
 def _finite(digits: str) -> float:
-    value = float(digits)
-    return value if math.isfinite(value) else _no_constant(digits)
+    return float(digits) if math.isfinite(float(digits)) else _no_number(digits)
 
 
 def _refuse(path: str, why: str) -> RequestError:
@@ -75,15 +105,6 @@ class _Translator:
         self._root = root
         self._known: dict[str, Node] = {}
         self._open: list[str] = []  # references that are being followed
-        self._types: dict[str, Callable[[Schema, str, int], Node]] = {
-            "null": lambda schema, path, depth: json_text.NULL,
-            "boolean": lambda schema, path, depth: json_text.BOOLEAN,
-            "number": lambda schema, path, depth: json_text.number(),
-            "integer": self._integer,
-            "string": self._string,
-            "array": self._array,
-            "object": self._object,
-        }
 
     def translate(self, schema: object, path: str, depth: int) -> Node:
         """The tree of one schema, which stands at `path`, `depth` deep."""
@@ -93,28 +114,27 @@ class _Translator:
             return json_text.any_value()
         if not isinstance(schema, dict):
             raise _refuse(path, "must be an object, or true; false allows nothing")
-        for keyword, form in (
-            ("$ref", self._ref),
-            ("anyOf", self._any_of),
-            ("const", self._const),
-            ("enum", self._enum),
-        ):
+        for keyword, known in INSTEAD_OF_TYPES.items():
             if keyword in schema:
-                _only(
-                    schema, path, {keyword, "type"} if keyword in ("const", "enum") else {keyword}, f"beside {keyword}"
-                )
-                return form(schema, f"{path}/{keyword}", depth)
-        types = _types(schema, path)
-        if types is None:
-            _only(schema, path, set(), "without a type beside it")
+                _check(schema, path, known, f"beside {keyword}")
+                return self._without_types(keyword, schema, f"{path}/{keyword}", depth)
+        if "type" not in schema:
+            _check(schema, path, (), "without a type beside it")
             return json_text.any_value()
-        _only(schema, path, {"type"}.union(*(KEYWORDS[name] for name in types)), f"for type {' or '.join(types)}")
-        return Alt(tuple(self._types[name](schema, path, depth) for name in types))
+        types = _types(schema, path)
+        known = ("type", *(keyword for name in types for keyword in KEYWORDS[name]))
+        _check(schema, path, known, f"for type {' or '.join(types)}")
+        return Alt(tuple(self._of_type(name, schema, path, depth) for name in types))
 
-    def _ref(self, schema: Schema, path: str, depth: int) -> Node:
-        target = schema["$ref"]
-        if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
-            raise _refuse(path, "must lead to a place in this schema: '#/$defs/name'")
+    def _without_types(self, keyword: str, schema: Schema, path: str, depth: int) -> Node:
+        value = schema[keyword]
+        if keyword == "$ref":
+            return self._refer(value, path, depth)
+        if keyword == "anyOf":
+            return Alt(tuple(self.translate(option, f"{path}/{i}", depth + 1) for i, option in enumerate(value)))
+        return _constants([value] if keyword == "const" else value, schema, path)
+
+    def _refer(self, target: str, path: str, depth: int) -> Node:
         if target in self._open or target == "#":
             raise _refuse(path, f"leads to {target}, which leads back here: recursion is not supported")
         if target not in self._known:
@@ -133,56 +153,24 @@ class _Translator:
             here = here[name]
         return here
 
-    def _any_of(self, schema: Schema, path: str, depth: int) -> Node:
-        options = schema["anyOf"]
-        if not isinstance(options, list) or not options:
-            raise _refuse(path, "must be a list of at least one schema")
-        return Alt(tuple(self.translate(option, f"{path}/{i}", depth + 1) for i, option in enumerate(options)))
-
-    def _const(self, schema: Schema, path: str, depth: int) -> Node:
-        return _constants([schema["const"]], schema, path)
-
-    def _enum(self, schema: Schema, path: str, depth: int) -> Node:
-        if not isinstance(schema["enum"], list):
-            raise _refuse(path, "must be a list")
-        return _constants(schema["enum"], schema, path)
-
-    def _integer(self, schema: Schema, path: str, depth: int) -> Node:
-        low = max(
-            math.ceil(_bound(schema, path, "minimum", -json_text.LARGEST)),
-            math.floor(_bound(schema, path, "exclusiveMinimum", -json_text.LARGEST - 1)) + 1,
-        )
-        high = min(
-            math.floor(_bound(schema, path, "maximum", json_text.LARGEST)),
-            math.ceil(_bound(schema, path, "exclusiveMaximum", json_text.LARGEST + 1)) - 1,
-        )
-        if low > high:
-            raise _refuse(path, f"no integer is between {low} and {high}")
-        return json_text.integer(low, high)
-
-    def _string(self, schema: Schema, path: str, depth: int) -> Node:
-        if "pattern" not in schema:
-            return json_text.string(*_counts(schema, path, "minLength", "maxLength"))
-        path = f"{path}/pattern"
-        if "minLength" in schema or "maxLength" in schema:
-            raise _refuse(path, "is not supported beside minLength or maxLength: write the lengths into the pattern")
-        if not isinstance(schema["pattern"], str):
-            raise _refuse(path, "must be a text")
-        try:
-            inside = parse_regex(schema["pattern"], json_text.string_characters, search=True)
-        except PatternError as error:
-            raise _refuse(path, str(error)) from error
-        return sequence('"', inside, '"')
-
-    def _array(self, schema: Schema, path: str, depth: int) -> Node:
-        item = self.translate(schema.get("items", True), f"{path}/items", depth + 1)
-        return json_text.array(item, *_counts(schema, path, "minItems", "maxItems"))
+    def _of_type(self, name: str, schema: Schema, path: str, depth: int) -> Node:
+        match name:
+            case "object":
+                return self._object(schema, path, depth)
+            case "array":
+                item = self.translate(schema.get("items", True), f"{path}/items", depth + 1)
+                return json_text.array(item, *_counts(schema, path, "minItems", "maxItems"))
+            case "string":
+                return _string(schema, path)
+            case "integer":
+                return _integer(schema, path)
+            case "number":
+                return json_text.number()
+        return json_text.BOOLEAN if name == "boolean" else json_text.NULL
 
     def _object(self, schema: Schema, path: str, depth: int) -> Node:
         properties, required = schema.get("properties", {}), schema.get("required", [])
-        if not isinstance(properties, dict):
-            raise _refuse(f"{path}/properties", "must be an object")
-        if not isinstance(required, list) or not all(isinstance(name, str) and name in properties for name in required):
+        if not isinstance(required, list) or not all(isinstance(n, str) and n in properties for n in required):
             raise _refuse(f"{path}/required", "must be a list of names that are all in properties")
         more = schema.get("additionalProperties", True)
         if not properties and more is not False:
@@ -194,48 +182,58 @@ class _Translator:
         return json_text.struct(fields)
 
 
-def _only(schema: Schema, path: str, known: set[str], where: str) -> None:
-    """Refuse the first keyword that is neither known here nor merely a description."""
-    for keyword in schema:
-        if keyword == "$id" and path == "#":  # further in it would change where "#" leads
+def _check(schema: Schema, path: str, known: tuple[str, ...], where: str) -> None:
+    """Refuse the first keyword that is neither known here nor merely a description, or whose value has another form."""
+    for keyword, value in schema.items():
+        if keyword in DESCRIPTIONS or (keyword == "$id" and path == "#"):  # further in, $id changes where "#" leads
             continue
-        if keyword not in known and keyword not in DESCRIPTIONS:
+        if keyword not in known:
             raise _refuse(f"{path}/{keyword}", f"the keyword {keyword} is not supported {where}")
+        is_good, form = FORMS.get(keyword, ANY_FORM)
+        if not is_good(value):
+            raise _refuse(f"{path}/{keyword}", f"must {form}")
 
 
-def _types(schema: Schema, path: str) -> list[str] | None:
-    """The types named by a schema, if it names any."""
-    if "type" not in schema:
-        return None
-    named = schema["type"]
-    types = named if isinstance(named, list) else [named]
-    known = [name for name in types if isinstance(name, str) and name in KEYWORDS]
-    if not types or known != types:
+def _types(schema: Schema, path: str) -> list[str]:
+    """The types that a schema names, one or a list of them."""
+    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    if not types or not all(isinstance(name, str) and name in KEYWORDS for name in types):
         raise _refuse(f"{path}/type", f"must be one of {', '.join(KEYWORDS)}, or a list of them")
-    return known
+    return types
 
 
-def _bound(schema: Schema, path: str, keyword: str, default: int) -> float:
-    value = schema.get(keyword, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > json_text.LARGEST + 1:
-        raise _refuse(f"{path}/{keyword}", f"must be a number of {json_text.MAX_DIGITS} digits at most")
-    return value
+def _integer(schema: Schema, path: str) -> Node:
+    low = max(math.ceil(schema.get("minimum", -LARGEST)), math.floor(schema.get("exclusiveMinimum", -LARGEST - 1)) + 1)
+    high = min(math.floor(schema.get("maximum", LARGEST)), math.ceil(schema.get("exclusiveMaximum", LARGEST + 1)) - 1)
+    if low > high:
+        raise _refuse(path, f"no integer of {MAX_DIGITS} digits is between {low} and {high}")
+    return json_text.integer(low, high)
+
+
+def _string(schema: Schema, path: str) -> Node:
+    if "pattern" not in schema:
+        return json_text.string(*_counts(schema, path, "minLength", "maxLength"))
+    path = f"{path}/pattern"
+    if "minLength" in schema or "maxLength" in schema:
+        raise _refuse(path, "is not supported beside minLength or maxLength: write the lengths into the pattern")
+    try:
+        inside = parse_regex(schema["pattern"], json_text.string_characters, search=True)
+    except PatternError as error:
+        raise _refuse(path, str(error)) from error
+    return sequence('"', inside, '"')
 
 
 def _counts(schema: Schema, path: str, lowest: str, highest: str) -> tuple[int, int | None]:
     low, high = schema.get(lowest, 0), schema.get(highest)
-    for keyword, value in ((lowest, low), (highest, high)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise _refuse(f"{path}/{keyword}", "must be a whole number, 0 or more")
-    if isinstance(low, int) and isinstance(high, int) and low > high:
+    if high is not None and low > high:
         raise _refuse(f"{path}/{highest}", f"is less than {lowest}")
-    return low, high  # type: ignore[return-value]
+    return low, high
 
 
 def _constants(values: list[object], schema: Schema, path: str) -> Node:
     """Those of some values that have a type which the schema names, if it names any."""
-    types = _types(schema, path.rpartition("/")[0])
-    fitting = [value for value in values if types is None or any(_is_a(value, name) for name in types)]
+    types = _types(schema, path.rpartition("/")[0]) if "type" in schema else list(KEYWORDS)
+    fitting = [value for value in values if any(_is_a(value, name) for name in types)]
     if not fitting:
         raise _refuse(path, "holds no value of the type beside it")
     return Alt(tuple(map(json_text.constant, fitting)))
