@@ -25,7 +25,7 @@ DECODE, PREEMPTED, WAITING, END = "•", "✗", "·", "■"
 MAX_LANES = 40
 MAX_EVENTS = 12
 TOLD = (EventKind.HIT, EventKind.PREEMPTED, EventKind.REFUSED, EventKind.COPIED, EventKind.FORKED, EventKind.EVICTED,
-        EventKind.WITHDRAWN, EventKind.STOPPED, EventKind.ABORTED)  # fmt: skip
+        EventKind.WITHDRAWN, EventKind.COMPILED, EventKind.STOPPED, EventKind.ABORTED)  # fmt: skip
 
 
 def bar(share: float) -> str:
@@ -211,6 +211,7 @@ def _tell(event: TraceEvent) -> str:
         EventKind.FORKED: f"{who} forks: it shares {blocks} {ids}",
         EventKind.EVICTED: f"evicted from the prefix cache: {blocks} {ids}",
         EventKind.WITHDRAWN: f"withdrawn, because no KV will be written: {blocks} {ids}",
+        EventKind.COMPILED: f"{who} may run: its grammar is compiled",
         EventKind.STOPPED: f"{who} stops at {event.reason!r}",
         EventKind.ABORTED: f"{who} is aborted",
     }[event.kind]
