@@ -9,8 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from minivllm.sample.grammar.automaton import Automaton
-from minivllm.sample.grammar.mask import Grammar, apply_masks
-from minivllm.sample.grammar.matcher import GrammarError, Matcher
+from minivllm.sample.grammar.mask import Grammar, GrammarError, Matcher, apply_masks
 from minivllm.sample.grammar.vocabulary import Vocabulary, build_vocabulary
 
 EOS = 0

@@ -14,10 +14,10 @@ from minivllm.bench import workloads
 from minivllm.bench.first_token import measure_process
 from minivllm.bench.workloads import Work
 from minivllm.engine.core import EngineCore, Runner, StepResult, TokenSampler
+from minivllm.engine.grammars import compile_grammar
 from minivllm.llm import LLM
 from minivllm.plan import StepPlan
 from minivllm.request import GuidedJson, Request, RequestOutput, SampledToken, SamplingParams, Sequence
-from minivllm.sample.grammar.compile import compile_grammar
 
 MODES = {"bf16": "bfloat16", "fp32": "float32"}
 
@@ -136,9 +136,9 @@ def json_cost(llm: LLM, rep: int) -> Result:
     schema = run_requests(llm, [llm.request(prompt, params) for prompt in prompts])
     free = run_requests(llm, [llm.request(p, _exactly(new)) for p, new in zip(prompts, schema.lengths, strict=True)])
     start = time.perf_counter()
-    grammar = compile_grammar(guided, llm.engine.core.grammars.build_vocabulary())
+    grammar = compile_grammar(guided, llm.engine.core.grammars.make_vocabulary())
     compiled = time.perf_counter()
-    for state in range(grammar.num_states):
+    for state in range(len(grammar.live)):
         grammar.row(state)
     metrics = {
         "schema_tok_s": schema.tokens / schema.last,
@@ -146,7 +146,7 @@ def json_cost(llm: LLM, rep: int) -> Result:
         "cost_pct": 100 * (1 - free.last / schema.last),
         "tokens": schema.tokens,
         "first_use_ms": (compiled - start) * 1e3,
-        "row_us": (time.perf_counter() - compiled) / grammar.num_states * 1e6,
+        "row_us": (time.perf_counter() - compiled) / len(grammar.live) * 1e6,
     }
     return Result(metrics, schema.bookkeeping)
 

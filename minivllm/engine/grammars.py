@@ -9,20 +9,22 @@ out: filling more than 128 rows with several threads, which pays off only for a 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from torch import Tensor
 
 from minivllm.config import RequestError
-from minivllm.request import Guided, Request, SampledToken, SamplingParams, Sequence
-from minivllm.sample.grammar.compile import compile_grammar, language_of
-from minivllm.sample.grammar.mask import Grammar, apply_masks
-from minivllm.sample.grammar.matcher import Matcher
-from minivllm.sample.grammar.vocabulary import Vocabulary, build_vocabulary
+from minivllm.request import Guided, GuidedChoice, GuidedRegex, Request, SampledToken, SamplingParams, Sequence
+from minivllm.sample.grammar.automaton import TooLargeError, build_automaton
+from minivllm.sample.grammar.mask import Grammar, Matcher, apply_masks
+from minivllm.sample.grammar.regex import PatternError, parse_regex
+from minivllm.sample.grammar.schema import parse_schema
+from minivllm.sample.grammar.syntax import Alt, Node, concat
+from minivllm.sample.grammar.vocabulary import Vocabulary
 
 MAX_GRAMMARS = 64
 
@@ -33,50 +35,34 @@ class Grammars:
     The last 64 grammars are kept: requests that ask for the same share one, also while it is being compiled.
     """
 
-    def __init__(
-        self,
-        token_bytes: Callable[[int], bytes],
-        vocab_size: int,
-        special_ids: Collection[int],
-        eos_token_ids: Collection[int],
-    ) -> None:
-        self._vocabulary_source = (token_bytes, vocab_size, special_ids, eos_token_ids)
-        self._eos_token_ids = eos_token_ids
+    def __init__(self, make_vocabulary: Callable[[], Vocabulary], *, can_end: bool) -> None:
+        self.make_vocabulary = make_vocabulary
+        self._can_end = can_end
         self._pool = ThreadPoolExecutor(max(1, ((os.cpu_count() or 1) + 1) // 2), "grammar")
-        self._grammars: dict[Guided, Future[Grammar]] = {}
+        self._submitted = lru_cache(MAX_GRAMMARS)(self._submit)
         self._waiting: dict[str, tuple[Request, Future[Grammar]]] = {}
         self._matchers: dict[str, list[Matcher]] = {}
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The model's vocabulary as a trie: made for the first grammar, in the thread that compiles it."""
-        return self.build_vocabulary()
-
-    def build_vocabulary(self) -> Vocabulary:
-        """A new trie of the model's vocabulary; takes about a tenth of a second for 49,152 tokens."""
-        return build_vocabulary(*self._vocabulary_source)
+        return self.make_vocabulary()
 
     def check(self, params: SamplingParams) -> None:
         """Raise `RequestError` if `params` ask for what no grammar can be made of. Call it before a request runs."""
         if params.guided is None:
             return
         language_of(params.guided)
-        if not self._eos_token_ids:
+        if not self._can_end:
             raise RequestError("guided", params.guided, "this model has no end-of-sequence token to end an answer with")
 
     def add(self, request: Request) -> None:
         """Begin to compile for a request, if it is guided."""
-        guided = request.params.guided
-        if guided is None:
-            return
-        grammar = self._grammars.pop(guided, None) or self._pool.submit(self._compile, guided)
-        self._grammars[guided] = grammar  # again the youngest
-        if len(self._grammars) > MAX_GRAMMARS:
-            self._grammars.pop(next(iter(self._grammars)))
-        self._waiting[request.id] = request, grammar
+        if request.params.guided is not None:
+            self._waiting[request.id] = request, self._submitted(request.params.guided)
 
-    def _compile(self, guided: Guided) -> Grammar:
-        return compile_grammar(guided, self.vocabulary)
+    def _submit(self, guided: Guided) -> Future[Grammar]:
+        return self._pool.submit(lambda: compile_grammar(guided, self.vocabulary))
 
     def take_compiled(self) -> list[tuple[str, Exception | None]]:
         """The ids of requests whose grammar is compiled since the last call, or the error with which that failed."""
@@ -124,3 +110,29 @@ class Grammars:
         """Drop what is known of a request: it is over."""
         self._waiting.pop(request_id, None)
         self._matchers.pop(request_id, None)
+
+
+def language_of(guided: Guided) -> Node:
+    """The texts that are asked for, as a tree. Quick. Raises `RequestError` naming what is not supported, and where."""
+    try:
+        if isinstance(guided, GuidedChoice):
+            return Alt(tuple(map(concat, guided.choices)))
+        return parse_regex(guided.pattern) if isinstance(guided, GuidedRegex) else parse_schema(str(guided.schema))
+    except PatternError as error:
+        raise RequestError("guided", guided, str(error)) from error
+    except RecursionError as error:
+        raise RequestError("guided", guided, "is nested too deep") from error
+
+
+def compile_grammar(guided: Guided, vocabulary: Vocabulary) -> Grammar:
+    """A grammar ready to mask. Raises `RequestError` for one that is over budget or that no text can match.
+
+    Takes a second at most for what is within the budget, most often some hundredths.
+    """
+    try:
+        grammar = Grammar(build_automaton(language_of(guided)), vocabulary)
+    except (TooLargeError, RecursionError) as error:
+        raise RequestError("guided", guided, f"is too large for an automaton: {error}; ask for less") from error
+    if grammar.is_empty:
+        raise RequestError("guided", guided, "no text matches it that can be written with this model's tokens")
+    return grammar

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from minivllm.config import EngineConfig, ModelConfig
@@ -17,6 +18,7 @@ from minivllm.models.tokenizer import Tokenizer
 from minivllm.runner.kv_memory import KVMemory, plan_kv_memory
 from minivllm.runner.model_runner import ModelRunner, pick_dtype
 from minivllm.sample.beam_sampler import BeamSampler
+from minivllm.sample.grammar.vocabulary import build_vocabulary
 from minivllm.sample.logprobs import prompt_logprobs
 from minivllm.sample.sampler import Sampler
 from minivllm.sched.scheduler import Scheduler
@@ -58,12 +60,13 @@ def build_engine(decoder: Decoder, tokenizer: Tokenizer, config: EngineConfig) -
         header = TraceHeader(config, memory.num_blocks, memory.max_model_len, tuple(sorted(scheduler.eos_token_ids)))
         recorder.write_to(config.trace_file, header)
     sampler = Sampler(scheduler.eos_token_ids, model.vocab_size, config.seed)
+    vocabulary = tokenizer.token_bytes, model.vocab_size, tokenizer.special_ids, scheduler.eos_token_ids
     core = EngineCore(
         scheduler,
         ModelRunner(decoder, config, memory.num_blocks),
         BeamSampler(sampler),
         OutputProcessor(tokenizer.token_bytes, tokenizer.special_ids),
-        Grammars(tokenizer.token_bytes, model.vocab_size, tokenizer.special_ids, scheduler.eos_token_ids),
+        Grammars(partial(build_vocabulary, *vocabulary), can_end=bool(scheduler.eos_token_ids)),
         prompt_logprobs=prompt_logprobs,
     )
     return Engine(core, tokenizer, sampler, model, config, memory, memory.max_model_len)

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm.sample.grammar.automaton import START, build_automaton
-from minivllm.sample.grammar.mask import Grammar
-from minivllm.sample.grammar.matcher import Matcher
+from minivllm.sample.grammar.mask import Grammar, Matcher
 from minivllm.sample.grammar.regex import parse_regex
 from tests.grammar_support import EOS, bits, can_accept, live_states, vocabularies, write_at_random
 from tests.props.test_grammar_regex_props import patterns

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm.config import RequestError
+from minivllm.engine.grammars import compile_grammar
 from minivllm.request import GuidedJson
 from minivllm.sample.grammar.automaton import build_automaton
-from minivllm.sample.grammar.compile import compile_grammar
 from minivllm.sample.grammar.schema import parse_schema
 from tests.grammar_support import make_vocabulary, write_at_random
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from minivllm.sample.grammar.automaton import START, build_automaton
-from minivllm.sample.grammar.mask import Grammar, apply_masks
-from minivllm.sample.grammar.matcher import GrammarError, Matcher
+from minivllm.sample.grammar.mask import Grammar, GrammarError, Matcher, apply_masks
 from minivllm.sample.grammar.regex import parse_regex
 from tests.grammar_support import EOS, bits, make_vocabulary
 

@@ -56,9 +56,8 @@ def test_a_search_finds_the_pattern_anywhere_unless_it_is_anchored(pattern: str)
         ("(?=a)", "look-around"), ("(?<n>a)", "look-around, name"), ("(?i)a", "flag"), (r"(a)\1", r"\\1"), (r"\bword", r"\\b"),
         (r"\p{L}", r"\\p"), ("a*?", "lazy"), ("a++", "possessive"), ("a{2}{3}", "repeat of a repeat"), ("a^b", "anchor here"),
         ("a$b", r"'\$'"), ("(a$)", "anchor within a group"), ("(a", r"'\(' without"), ("a)", r"'\)' without"), ("[a", "breaks off"),
-        ("[]", "empty class"), ("[z-a]", "range"), (r"[\d-x]", "range"), ("*a", "nothing to repeat"), ("{2}", "nothing to repeat"),
-        ("a{x}", "'{'"), ("a{9999999}", "6 digits"), ("a{3,2}", "ends before"), ("\\", "breaks off"), (r"\u12", "hexadecimal"),
-        ("(" * 60 + ")" * 60, "within 50 others"),
+        ("[]", "empty class"), ("[z-a]", "range"), (r"[\d-x]", "range"), ("*a", "repeats nothing"), ("{2}", "repeats nothing"),
+        ("a{x}", "'{' that repeats nothing"), ("a{9999999}", "repeats nothing"), ("a{3,2}", "ends before"), ("\\", "breaks off"), (r"\u12", r"\\u"),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_named_with_its_place(pattern: str, construct: str):
@@ -106,7 +105,7 @@ def test_utf8_paths_spell_exactly_the_characters_of_the_ranges(ranges):
 
 
 def test_bytes_that_no_range_tells_apart_share_a_class():
-    class_of, number = byte_classes([(97, 122), (101, 101)])
-    assert number == 5
+    class_of = byte_classes([(97, 122), (101, 101)])
+    assert (class_of[0], class_of[-1]) == (0, 4)
     assert class_of[97] == class_of[100] != class_of[101] != class_of[102]
     assert class_of[0] == class_of[96] != class_of[123] == class_of[255]

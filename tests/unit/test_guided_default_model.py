@@ -7,10 +7,10 @@ import pytest
 
 from minivllm.bench.workloads import W6_SCHEMA, small_objects
 from minivllm.config import EngineConfig, RequestError
+from minivllm.engine.grammars import compile_grammar
 from minivllm.llm import LLM
 from minivllm.request import FinishReason, GuidedJson, GuidedRegex, SamplingParams
-from minivllm.sample.grammar.compile import compile_grammar
-from minivllm.sample.grammar.matcher import Matcher
+from minivllm.sample.grammar.mask import Matcher
 from tests.grammar_support import bits
 
 pytestmark = pytest.mark.model

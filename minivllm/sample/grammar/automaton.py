@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cache
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,168 +58,131 @@ class Automaton:
 def build_automaton(node: Node) -> Automaton:
     """The automaton of a tree's language. Raises `TooLargeError` for one over budget."""
     nfa = NFA()
-    start, end = nfa.add_state(), nfa.add_state()
-    nfa.build(node, start, end)
-    return Determiniser(nfa, start, end).run()
+    end = nfa.add_state()
+    return Determiniser(nfa, nfa.build(node, end), end).run()
 
 
 class NFA:
-    """Edges over byte ranges, and silent edges. A language is built between two given states.
-
-    Nothing that `build` adds leads into its start or out of its end, unless they are one: so parts can share them.
-    """
+    """Edges over byte ranges, and silent edges. It is built from the end of a text to its beginning."""
 
     def __init__(self) -> None:
         self.edges: list[list[tuple[ByteRange, int]]] = []
         self.silent: list[list[int]] = []
         self._parts = 0
 
-    def add_state(self) -> int:
-        self._count()
+    def add_state(self, *silent: int) -> int:
+        """A new state, with silent edges to these."""
+        self._spend(1 + len(silent))
         self.edges.append([])
-        self.silent.append([])
+        self.silent.append(list(silent))
         return len(self.edges) - 1
 
-    def link(self, start: int, end: int, over: ByteRange | None = None) -> None:
-        """Add an edge over a byte range, or a silent one."""
-        self._count()
-        if over is None:
-            self.silent[start].append(end)
-        else:
-            self.edges[start].append((over, end))
-
-    def _count(self) -> None:
-        self._parts += 1
+    def _spend(self, parts: int) -> None:
+        self._parts += parts
         if self._parts > MAX_PARTS:
             raise TooLargeError(f"it needs over {MAX_PARTS:,} states and edges")
 
-    def build(self, node: Node, start: int, end: int) -> None:
-        """Add all of the node's texts as ways from `start` to `end`."""
+    def build(self, node: Node, after: int) -> int:
+        """The state from which all of the node's texts lead to `after`, and nothing else does."""
+        self._spend(1)  # an empty part, repeated, adds no state but takes time
         match node:
             case Chars(ranges):
-                self._build_characters(ranges, start, end)
+                return self._build_characters(ranges, after)
             case Seq(parts):
-                self._build_sequence(parts, start, end)
+                for part in reversed(parts):
+                    after = self.build(part, after)
+                return after
             case Alt(options):
-                for option in options:
-                    self.build(option, start, end)
-            case Repeat():
-                self._build_repeat(node, start, end)
-            case Selection():
-                self._build_selection(node, start, end)
+                return self.add_state(*(self.build(option, after) for option in options))
+            case Selection(items, separator):
+                return self._build_selection(items, separator, after)
+        return self._build_repeat(node, after)
 
-    def _build_characters(self, ranges: Ranges, start: int, end: int) -> None:
+    def _build_characters(self, ranges: Ranges, after: int) -> int:
         """Ways over the UTF-8 of each character; those that end alike share the states of their ends."""
-        shared: dict[tuple[ByteRange, ...], int] = {(): end}
+        start = self.add_state()
+        shared: dict[tuple[ByteRange, ...], int] = {(): after}
         for path in utf8_paths(ranges):
+            self._spend(len(path))
             for length in range(1, len(path)):
                 rest = path[-length:]
                 if rest not in shared:
                     shared[rest] = self.add_state()
-                    self.link(shared[rest], shared[rest[1:]], rest[0])
-            self.link(start, shared[path[1:]], path[0])
+                    self.edges[shared[rest]].append((rest[0], shared[rest[1:]]))
+            self.edges[start].append((path[0], shared[path[1:]]))
+        return start
 
-    def _build_sequence(self, parts: tuple[Node, ...], start: int, end: int) -> None:
-        if not parts:
-            self.link(start, end)
-            return
-        inner = [self.add_state() for _ in parts[1:]]
-        for part, (left, right) in zip(parts, pairwise([start, *inner, end]), strict=True):
-            self.build(part, left, right)
-
-    def _build_repeat(self, node: Repeat, start: int, end: int) -> None:
-        """A chain of items; if there is no upper bound the last one leads back to its own beginning."""
-        if node.low == 0:
-            self.link(start, end)
+    def _build_repeat(self, node: Repeat, after: int) -> int:
+        """A chain of items, the last first; if there is no upper bound that one is also followed by itself."""
+        following = self.add_state(after)
         last = max(node.low, 1) if node.high is None else node.high
-        before = start
-        for number in range(1, last + 1):
-            first, after = self.add_state(), self.add_state()
-            if number == 1:
-                self.link(before, first)
-            else:
-                self.build(node.separator, before, first)
-            self.build(node.item, first, after)
-            if number >= node.low:
-                self.link(after, end)
-            before = after
-        if node.high is None:
-            self.build(node.separator, after, first)
+        for number in range(last, 0, -1):
+            item = self.build(node.item, following)
+            if number == last and node.high is None:
+                self.silent[following].append(self.build(node.separator, item))
+            before = item if number == 1 else self.build(node.separator, item)
+            following = self.add_state(before, after) if number > node.low else before
+        return following
 
-    def _build_selection(self, node: Selection, start: int, end: int) -> None:
+    def _build_selection(self, items: tuple[tuple[Node, bool], ...], separator: Node, after: int) -> int:
         """Two tracks past the items: while none was there yet, and after one, when a separator must come first."""
-        none, some = start, self.add_state()
-        for item, required in node.items:
-            first, next_none, next_some = self.add_state(), self.add_state(), self.add_state()
-            self.link(none, first)
-            self.build(node.separator, some, first)
-            self.build(item, first, next_some)
-            if not required:
-                self.link(none, next_none)
-                self.link(some, next_some)
-            none, some = next_none, next_some
-        self.link(none, end)
-        self.link(some, end)
+        none = some = after
+        for item, required in reversed(items):
+            first = self.build(item, some)
+            next_one = self.build(separator, first)
+            none = first if required else self.add_state(first, none)
+            some = next_one if required else self.add_state(next_one, some)
+        return none
 
 
 class Determiniser:
     """Sets of NFA states as states of a deterministic automaton, found breadth first from the start."""
 
     def __init__(self, nfa: NFA, start: int, end: int) -> None:
-        self._nfa, self._start, self._end = nfa, start, end
-        self._class_of, self._num_classes = byte_classes(byte for edges in nfa.edges for byte, _ in edges)
-        self._moves = [[(self._classes(over), target) for over, target in edges] for edges in nfa.edges]
-        self._numbers: dict[frozenset[int], int] = {frozenset(): DEAD}
-        self._after: dict[frozenset[int], int] = {}
+        self._silent, self._start, self._end = nfa.silent, start, end
+        self._class_of = byte_classes(byte for edges in nfa.edges for byte, _ in edges)
+        self._moves = [
+            [(range(self._class_of[low], self._class_of[high] + 1), target) for (low, high), target in edges]
+            for edges in nfa.edges
+        ]
         self._found: list[frozenset[int]] = [frozenset()]
+        self._numbers: dict[frozenset[int], int] = {frozenset(): DEAD}
+        self._number = cache(self._find)
         self._steps = 0
-
-    def _classes(self, over: ByteRange) -> range:
-        return range(self._class_of[over[0]], self._class_of[over[1]] + 1)
 
     def run(self) -> Automaton:
         self._number(frozenset([self._start]))
-        table: list[list[int]] = []
-        for states in self._found:  # grows while it is walked
-            table.append(self._row(states))
-        return Automaton(
-            np.array(table, dtype=np.int32).reshape(len(table), self._num_classes),
-            np.array(self._class_of, dtype=np.uint8),
-            np.array([self._end in states for states in self._found]),
-        )
+        table = [self._row(states) for states in self._found]  # more are found while it is walked
+        accepting = [self._end in states for states in self._found]
+        return Automaton(np.array(table, np.int32), np.array(self._class_of, np.uint8), np.array(accepting))
 
     def _row(self, states: frozenset[int]) -> list[int]:
-        targets: dict[int, set[int]] = {}
+        """Where each class of bytes leads from a set of states."""
+        targets: list[set[int]] = [set() for _ in range(self._class_of[-1] + 1)]
         for state in states:
             for classes, target in self._moves[state]:
                 self._spend(len(classes))
                 for number in classes:
-                    targets.setdefault(number, set()).add(target)
-        row = [DEAD] * self._num_classes
-        for number, reached in targets.items():
-            row[number] = self._number(frozenset(reached))
-        return row
+                    targets[number].add(target)
+        return [self._number(frozenset(reached)) for reached in targets]
 
-    def _number(self, reached: frozenset[int]) -> int:
+    def _find(self, reached: frozenset[int]) -> int:
         """The number of the state that holds all that is silently reached from these, new or known."""
-        if reached not in self._after:
-            closed = self._close(reached)
-            if closed not in self._numbers:
-                if len(self._found) == MAX_STATES:
-                    raise TooLargeError(f"it needs over {MAX_STATES:,} states")
-                self._numbers[closed] = len(self._found)
-                self._found.append(closed)
-            self._after[reached] = self._numbers[closed]
-        return self._after[reached]
+        closed = self._close(reached)
+        if closed not in self._numbers:
+            if len(self._found) == MAX_STATES:
+                raise TooLargeError(f"it needs over {MAX_STATES:,} states")
+            self._numbers[closed] = len(self._found)
+            self._found.append(closed)
+        return self._numbers[closed]
 
     def _close(self, states: frozenset[int]) -> frozenset[int]:
         """All states reached over silent edges; of those kept that have other edges, and the two ends."""
         seen, todo = set(states), list(states)
         while todo:
-            for target in self._nfa.silent[todo.pop()]:
-                if target not in seen:
-                    seen.add(target)
-                    todo.append(target)
+            new = [target for target in self._silent[todo.pop()] if target not in seen]
+            seen.update(new)
+            todo += new
         self._spend(len(seen))
         return frozenset(state for state in seen if self._moves[state] or state in (self._start, self._end))
 
@@ -228,17 +192,13 @@ class Determiniser:
             raise TooLargeError(f"it takes over {MAX_STEPS:,} steps to build")
 
 
-def byte_classes(ranges: Iterable[ByteRange]) -> tuple[list[int], int]:
-    """The class of each of the 256 bytes and the number of classes: bytes that every range holds or leaves out together.
+def byte_classes(ranges: Iterable[ByteRange]) -> list[int]:
+    """The class of each of the 256 bytes: those that every range holds or leaves out together are of one class.
 
     Classes are numbered as the bytes ascend, so a range of bytes is a range of classes.
     """
     begins = {edge for low, high in set(ranges) for edge in (low, high + 1)}
-    class_of, number = [], 0
-    for byte in range(256):
-        number += byte > 0 and byte in begins
-        class_of.append(number)
-    return class_of, number + 1
+    return list(accumulate(byte > 0 and byte in begins for byte in range(256)))
 
 
 def utf8_paths(ranges: Ranges) -> Iterator[tuple[ByteRange, ...]]:

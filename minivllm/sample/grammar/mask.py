@@ -11,47 +11,43 @@ bytes for SmolLM2 and 16,032 for Llama 3. A row depends on the automaton's state
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, arange, from_numpy, inference_mode, uint8
 
+from minivllm.config import MinivllmError
 from minivllm.sample.grammar.automaton import DEAD, START, Automaton
 from minivllm.sample.grammar.vocabulary import Vocabulary
 
 MAX_ROWS = 4096
 WORD = 32
+ENDED = -1
 
 BoolArray = NDArray[np.bool_]
-IntArray = NDArray[np.int64]
+Edges = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""(from [E], to [E])"""
 Row = NDArray[np.int32]
 
 
 class Grammar:
-    """A language over one vocabulary: where tokens lead, and which of them are allowed."""
+    """A language over one vocabulary: where tokens lead, and which of them are allowed. `live` is bool [states]."""
 
     def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.accepting = automaton.accepting
-        self._class_of = automaton.class_of
-        self._classes = automaton.class_of[vocabulary.byte].astype(np.int64)
-        reachable = reaching(self._edges(automaton.table, vocabulary.byte[1:]), automaton.accepting)
-        self._table = np.where(reachable[automaton.table], automaton.table, DEAD)
+        self._classes = automaton.class_of[vocabulary.byte]
+        reachable = reaching(edges_over(automaton, vocabulary.byte[1:]), automaton.accepting)
+        self._automaton = replace(automaton, table=np.where(reachable[automaton.table], automaton.table, DEAD))
         self.live = self._find_live(reachable)
-        self._rows: dict[int, Row] = {}
-
-    @property
-    def num_states(self) -> int:
-        return len(self.live)
+        self._cached_row = lru_cache(MAX_ROWS)(self._compute_row)
 
     @property
     def is_empty(self) -> bool:
         """Whether no text of the language can be written with this vocabulary."""
         return not self.live[START]
-
-    def _edges(self, table: NDArray[np.int32], usable: NDArray[np.uint8]) -> tuple[IntArray, IntArray]:
-        """(from, to) of all steps over one of the usable bytes."""
-        columns = table[:, np.unique(self._class_of[usable])]
-        return np.repeat(np.arange(len(table)), columns.shape[1]), columns.ravel().astype(np.int64)
 
     def _find_live(self, reachable: BoolArray) -> BoolArray:
         """Bool [states]: whether tokens lead to an accepting state.
@@ -59,7 +55,7 @@ class Grammar:
         Steps over bytes that are tokens by themselves settle nearly all states at once. Only for those that are
         `reachable` over the bytes of the vocabulary, but not over such single ones, all tokens are tried.
         """
-        sources, targets = self._edges(self._table, self.vocabulary.single_bytes)
+        sources, targets = edges_over(self._automaton, self.vocabulary.single_bytes)
         live = reaching((sources, targets), self.accepting)
         for state in np.flatnonzero(reachable & ~live):
             ends = np.unique(self.walk(int(state))[self.vocabulary.token_nodes])
@@ -68,13 +64,12 @@ class Grammar:
 
     def walk(self, state: int) -> NDArray[np.int32]:
         """The state after each node of the trie, from `state` on; int32 [nodes], DEAD where nothing leads."""
-        trie, num_classes = self.vocabulary, self._table.shape[1]
-        table = self._table.ravel()
+        trie, table = self.vocabulary, self._automaton.table
         reached = np.zeros(len(trie.parent), np.int32)
         reached[0] = state
         nodes = trie.children(np.zeros(1, np.int64))
         while len(nodes):
-            reached[nodes] = table[reached[trie.parent[nodes]].astype(np.int64) * num_classes + self._classes[nodes]]
+            reached[nodes] = table[reached[trie.parent[nodes]], self._classes[nodes]]
             nodes = trie.children(nodes[reached[nodes] != DEAD])
         return reached
 
@@ -82,8 +77,7 @@ class Grammar:
         """The state after one more token, which is none that ends a text; DEAD if the token is not allowed."""
         if token_id not in self.vocabulary.texts:
             return DEAD
-        for byte in self.vocabulary.texts[token_id]:
-            state = int(self._table[state, self._class_of[byte]])
+        state = self._automaton.run(self.vocabulary.texts[token_id], state)
         return state if self.live[state] else DEAD
 
     def row(self, state: int) -> Row:
@@ -91,11 +85,7 @@ class Grammar:
 
         End-of-sequence tokens are allowed exactly at accepting states. Bits beyond the vocabulary are 0.
         """
-        if state not in self._rows:
-            if len(self._rows) == MAX_ROWS:
-                self._rows.pop(next(iter(self._rows)))
-            self._rows[state] = self._compute_row(state)
-        return self._rows[state]
+        return self._cached_row(state)
 
     def _compute_row(self, state: int) -> Row:
         vocabulary = self.vocabulary
@@ -105,8 +95,63 @@ class Grammar:
         return np.packbits(allowed, bitorder="little").view("<i4").astype(np.int32)
 
 
-def reaching(edges: tuple[IntArray, IntArray], goals: BoolArray) -> BoolArray:
-    """Bool [states]: from which states a goal is reached; goals reach themselves. `edges` are (from [E], to [E])."""
+class GrammarError(MinivllmError):
+    """A token came that the mask had forbidden: a fault of the engine."""
+
+
+class Matcher:
+    """Follows a sequence through its grammar, token by token, and back.
+
+    It has *ended* once it took an end-of-sequence token. Then everything is allowed and changes nothing.
+    """
+
+    __slots__ = ("_grammar", "_states")
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._states = [START]  # one for the start and one for each token taken
+
+    @property
+    def ended(self) -> bool:
+        return self._states[-1] == ENDED
+
+    def accept(self, token_id: int) -> None:
+        """Take one token. Raises `GrammarError`, and stays where it is, if the token is not allowed."""
+        self._states.append(self._after(token_id))
+
+    def _after(self, token_id: int) -> int:
+        state, vocabulary = self._states[-1], self._grammar.vocabulary
+        if state == ENDED:
+            return ENDED
+        if token_id in vocabulary.eos_token_ids:
+            following = ENDED if self._grammar.accepting[state] else DEAD
+        else:
+            following = self._grammar.step(state, token_id)
+        if following == DEAD:
+            raise GrammarError(f"token {token_id} ({vocabulary.texts.get(token_id)!r}) is not allowed by the grammar")
+        return following
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last `num_tokens` tokens. Raises `ValueError` if so many were not taken."""
+        if not 0 <= num_tokens < len(self._states):
+            raise ValueError(f"num_tokens={num_tokens}: {len(self._states) - 1} were taken")
+        del self._states[len(self._states) - num_tokens :]
+
+    def row(self) -> Row:
+        """The tokens that `accept` would take now, packed as in `Grammar.row`; -1 in every word once it has ended."""
+        if self.ended:
+            return np.full(-(-self._grammar.vocabulary.size // WORD), -1, np.int32)
+        return self._grammar.row(self._states[-1])
+
+
+def edges_over(automaton: Automaton, usable: NDArray[np.uint8]) -> Edges:
+    """All steps over one of the usable bytes."""
+    columns = automaton.table[:, np.unique(automaton.class_of[usable])]
+    return np.repeat(np.arange(len(columns)), columns.shape[1]), columns.ravel().astype(np.int64)
+
+
+def reaching(edges: Edges, goals: BoolArray) -> BoolArray:
+    """Bool [states]: from which states a goal is reached; goals reach themselves."""
     sources, targets = edges
     order = np.argsort(targets, kind="stable")
     sources = sources[order]

@@ -20,9 +20,9 @@ from collections.abc import Callable
 
 from minivllm.sample.grammar.syntax import EMPTY, UNICODE, Alt, Chars, Node, Ranges, Repeat, Seq, complement
 
-MAX_NESTING = 50
-REPEATS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-COUNTED = re.compile(r"\{([0-9]{1,6})(?:(,)([0-9]{1,6})?)?\}")
+SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+REPEATS = re.compile(r"([*+?])|\{([0-9]{1,6})(?:(,)([0-9]{0,6}))?\}")
+HEXADECIMAL = re.compile("x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})")
 CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v"}
 SETS: dict[str, Ranges] = {
     "d": ((48, 57),),
@@ -30,7 +30,6 @@ SETS: dict[str, Ranges] = {
     "s": ((9, 13), (32, 32)),
 }
 SETS |= {name.upper(): complement(ranges) for name, ranges in SETS.items()}
-HEX_DIGITS = {"x": 2, "u": 4}
 
 
 class PatternError(ValueError):
@@ -52,7 +51,6 @@ class _Parser:
     def __init__(self, pattern: str, characters: Callable[[Ranges], Node], search: bool) -> None:
         self._pattern, self._characters, self._search = pattern, characters, search
         self._at = 0
-        self._nesting = 0
 
     def parse(self) -> Node:
         options = [self._whole()]
@@ -77,29 +75,19 @@ class _Parser:
 
     def _repeated(self) -> Node:
         item = self._atom()
-        counts = self._counts()
-        if counts is None:
-            return item
-        if self._peek() in {*REPEATS, "{"}:
-            raise self._refuse("a repeat of a repeat, lazy or possessive,")
-        return Repeat(item, *counts)
-
-    def _counts(self) -> tuple[int, int | None] | None:
-        if self._peek() in REPEATS:
-            return REPEATS[self._next()]
-        if self._peek() != "{":
-            return None
-        match = COUNTED.match(self._pattern, self._at)
+        match = REPEATS.match(self._pattern, self._at)
         if match is None:
-            raise self._refuse(
-                "'{' that begins no {m}, {m,} or {m,n} with numbers of 6 digits at most: escape it; this"
-            )
-        low = int(match[1])
-        high = int(match[3]) if match[3] else None if match[2] else low
+            return item
+        self._at = match.end()
+        if self._peek() in {*SIGNS, "{"}:
+            raise self._refuse("a repeat of a repeat, lazy or possessive,")
+        if match[1]:
+            return Repeat(item, *SIGNS[match[1]])
+        low = int(match[2])
+        high = int(match[4]) if match[4] else None if match[3] else low
         if high is not None and high < low:
             raise self._refuse(f"{match[0]}, which ends before it begins,")
-        self._at = match.end()
-        return low, high
+        return Repeat(item, low, high)
 
     def _atom(self) -> Node:
         character = self._next()
@@ -113,21 +101,17 @@ class _Parser:
             return self._characters(self._escape())
         if character in "*+?{^$":
             self._at -= 1
-            raise self._refuse("an anchor here" if character in "^$" else f"{character!r} with nothing to repeat")
+            raise self._refuse("an anchor here" if character in "^$" else f"{character!r} that repeats nothing")
         return self._characters(_only(character))
 
     def _group(self) -> Node:
         if not self._take("?:") and self._peek() == "?":
             raise self._refuse("a group that begins with (? (look-around, name, flag)")
-        self._nesting += 1
-        if self._nesting > MAX_NESTING:
-            raise self._refuse(f"a group within {MAX_NESTING} others")
         options = [self._sequence()]
         while self._take("|"):
             options.append(self._sequence())
         if not self._take(")"):
             raise self._refuse("an anchor within a group" if self._peek() == "$" else "'(' without ')'")
-        self._nesting -= 1
         return Alt(tuple(options))
 
     def _class(self) -> Ranges:
@@ -157,18 +141,13 @@ class _Parser:
 
     def _escape(self) -> Ranges:
         r"""What a backslash, which is taken already, makes of what follows."""
+        if match := HEXADECIMAL.match(self._pattern, self._at):
+            self._at = match.end()
+            return _only(chr(int(match[1] or match[2], 16)))
         character = self._next()
-        if character in SETS:
-            return SETS[character]
-        if character in HEX_DIGITS:
-            digits = self._pattern[self._at : self._at + HEX_DIGITS[character]]
-            if not re.fullmatch(f"[0-9a-fA-F]{{{HEX_DIGITS[character]}}}", digits):
-                raise self._refuse(f"\\{character} without {HEX_DIGITS[character]} hexadecimal digits")
-            self._at += len(digits)
-            return _only(chr(int(digits, 16)))
-        if character.isalnum() and character not in CONTROLS:
+        if character.isalnum() and character not in SETS and character not in CONTROLS:
             raise self._refuse(f"\\{character}")
-        return _only(CONTROLS.get(character, character))
+        return SETS.get(character) or _only(CONTROLS.get(character, character))
 
     def _peek(self) -> str:
         return self._pattern[self._at : self._at + 1]

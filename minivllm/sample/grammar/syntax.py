@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 Ranges = tuple[tuple[int, int], ...]
 """Code points as (first, last), ascending and apart."""
@@ -60,18 +61,10 @@ class Selection:
 Node = Chars | Seq | Alt | Repeat | Selection
 
 
-def literal(text: str) -> Node:
-    """Exactly this text."""
-    return Seq(tuple(Chars(((ord(character),) * 2,)) for character in text))
-
-
-def optional(node: Node) -> Node:
-    return Repeat(node, 0, 1)
-
-
-def sequence(*parts: Node | str) -> Node:
-    """The parts, one after the other; strings stand for themselves."""
-    return Seq(tuple(literal(part) if isinstance(part, str) else part for part in parts))
+def concat(*parts: Node | str) -> Node:
+    """The parts, one after the other; a text stands for its characters."""
+    nodes = ([Chars(((ord(c),) * 2,)) for c in part] if isinstance(part, str) else [part] for part in parts)
+    return Seq(tuple(chain.from_iterable(nodes)))
 
 
 def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:

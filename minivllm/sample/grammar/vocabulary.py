@@ -58,27 +58,20 @@ def build_vocabulary(
     lengths = np.fromiter(map(len, texts.values()), np.int64, len(texts))
     begins = np.cumsum(lengths) - lengths
     flat = np.frombuffer(b"".join(texts.values()), np.uint8)
-    nodes = np.zeros(len(texts), np.int64)
+    token_nodes = np.zeros(len(texts), np.int64)
     parents, values = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
     num_nodes = 1
     for depth in range(lengths.max(initial=0)):
         longer = np.flatnonzero(lengths > depth)
-        steps = nodes[longer] * 256 + flat[begins[longer] + depth]
+        steps = token_nodes[longer] * 256 + flat[begins[longer] + depth]
         new, which = np.unique(steps, return_inverse=True)
-        nodes[longer] = num_nodes + which
+        token_nodes[longer] = num_nodes + which
         parents.append(new // 256)
         values.append(new % 256)
         num_nodes += len(new)
     parent = np.concatenate(parents)
     num_children = np.bincount(parent[1:], minlength=num_nodes)
-    return Vocabulary(
-        size=size,
-        eos_token_ids=tuple(sorted(i for i in eos_token_ids if 0 <= i < size)),
-        texts=texts,
-        token_ids=token_ids,
-        token_nodes=nodes,
-        parent=parent,
-        byte=np.concatenate(values).astype(np.uint8),
-        first_child=1 + np.cumsum(num_children) - num_children,
-        num_children=num_children,
-    )
+    first_child = 1 + np.cumsum(num_children) - num_children
+    byte = np.concatenate(values).astype(np.uint8)
+    eos = tuple(sorted(i for i in eos_token_ids if 0 <= i < size))
+    return Vocabulary(size, eos, texts, token_ids, token_nodes, parent, byte, first_child, num_children)
