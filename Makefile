@@ -35,7 +35,7 @@ grade: .venv/.dev
 	-@$(BIN)/python -m minivllm grade
 
 book: .venv/.dev
-	@$(BIN)/python -m minivllm.course.book build
+	@$(BIN)/python -m book.build
 
 notebooks: .venv/.dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m minivllm.course.weave

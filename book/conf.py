@@ -1,4 +1,4 @@
-"""Sphinx's configuration. `python -m minivllm.course.book build` puts the pages together first; see minivllm/course/book.py."""
+"""Sphinx's configuration. `python -m book.build` puts the pages together first; see book/build.py."""
 
 import sphinxcontrib.katex as katex
 

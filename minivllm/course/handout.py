@@ -19,7 +19,7 @@ from minivllm.course import cut
 from minivllm.course.manifest import ROOT, CourseError, Exercise, find_exercise, load_manifest
 from minivllm.course.reference import HEADER, compile_reference, dump
 
-KEPT_BACK = frozenset(f"minivllm/course/{name}.py" for name in ("handout", "cut", "gate", "book", "pages"))
+KEPT_BACK = frozenset(f"minivllm/course/{name}.py" for name in ("handout", "cut", "gate"))
 """What only works with, or would show, what students don't get."""
 
 PATTERNS = (

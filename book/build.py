@@ -1,9 +1,9 @@
 """Build the book: put its pages together, then let Sphinx make HTML that works offline, also from file://.
 
-    python -m minivllm.course.book build      the book, into book/_build/html
-    python -m minivllm.course.book pages      only the pages Sphinx reads, into book/_build/source
-    python -m minivllm.course.book pdf        each page of the built book as PDF, printed by Chromium, into book/_build/pdf
-    python -m minivllm.course.book kills      run the gate, and write what it found into book/pages/kills.md
+    python -m book.build      the book, into book/_build/html
+    python -m book.build pages      only the pages Sphinx reads, into book/_build/source
+    python -m book.build pdf      each page of the built book as PDF, printed by Chromium, into book/_build/pdf
+    python -m book.build kills    run the gate, and write what it found into book/pages/kills.md
 
 Chapters are the lessons' prose with the outputs of their notebooks: nothing is run again. Tables come from the calculators,
 indices from the manifest and the question bank. Any warning fails the build.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import nbformat
 
-from minivllm.course import pages
+from book import tables
 from minivllm.course.directives import expand
 from minivllm.course.gate import run_gate
 from minivllm.course.manifest import ROOT, CourseError, load_manifest
@@ -31,13 +31,13 @@ HTML = BOOK / "_build" / "html"
 COPIED = ("*.md", "pages/*.md", "decisions/*.md", "images/*", "_static/**/*")
 
 GENERATED = {
-    "chapters.md": pages.chapters,
-    "pages/exercises.md": pages.exercise_index,
-    "pages/questions.md": pages.question_index,
-    "pages/hardware.md": pages.hardware,
-    "pages/models.md": pages.models,
-    "pages/errata.md": pages.errata,
-    "decisions/index.md": pages.decisions,
+    "chapters.md": tables.chapters,
+    "pages/exercises.md": tables.exercise_index,
+    "pages/questions.md": tables.question_index,
+    "pages/hardware.md": tables.hardware,
+    "pages/models.md": tables.models,
+    "pages/errata.md": tables.errata,
+    "decisions/index.md": tables.decisions,
 }
 
 
@@ -91,7 +91,7 @@ def write_kills() -> int:
     if problems:
         print("\n".join(problems), file=sys.stderr)
         return 1
-    (BOOK / "pages" / "kills.md").write_text(pages.kill_tables(reports), encoding="utf-8")
+    (BOOK / "pages" / "kills.md").write_text(tables.kill_tables(reports), encoding="utf-8")
     return 0
 
 
@@ -121,13 +121,13 @@ def print_pages(browser: str | None) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """`build`, `pages`, `pdf` or `kills`."""
-    given = (sys.argv[1:] if arguments is None else arguments) or ["build"]
+    """`html`, `pages`, `pdf` or `kills`."""
+    given = (sys.argv[1:] if arguments is None else arguments) or ["html"]
     if given == ["kills"]:
         return write_kills()
     if given == ["pdf"]:
         return print_pages(shutil.which("chromium") or shutil.which("google-chrome"))
-    if given not in (["build"], ["pages"]):
+    if given not in (["html"], ["pages"]):
         print(__doc__)
         return 2
     assemble()

@@ -122,7 +122,7 @@ def kill_tables(reports: Sequence[Report]) -> str:
         f"bugs of real engines; and on answers that are right but written differently, {right} so far, which must get full "
         "marks. A cross: this part fails. Do the exercise before you read its table."
     )
-    made = "Made by `python -m minivllm.course.book kills`; `python -m minivllm.course.gate` proves it."
+    made = "Made by `python -m book.build kills`; `python -m minivllm.course.gate` proves it."
     return "\n\n".join(["# Wrong answers that are caught", intro, *map(_kill_table, reports), made]) + "\n"
 
 
