@@ -74,7 +74,8 @@ def exercise_text(exercise: Exercise) -> str:
     parts = "\n".join(f"| {part.name} | {part.points} |" for part in exercise.parts)
     commands = [f"python -m minivllm.course.grade {exercise.id}   # a report card; --hint for a hint"]
     if not all(hole.module.startswith("minivllm.calc.") for hole in exercise.holes):
-        commands.append(f'python -m minivllm generate "Hello" --with exercises/{exercise.file_name}')
+        with_it = f"--with exercises/{exercise.file_name}"  # the line in the stub's head
+        commands.append(f'python -m minivllm.course.run {with_it} "What is the capital of France?"')
     return (
         f"**{exercise.title}.** You write {holes} in `exercises/{exercise.file_name}`, in about {exercise.minutes} minutes. "
         f"Signature and docstring there are the contract.\n\n"

@@ -89,7 +89,7 @@ def show(target: str | Callable[..., Any], *, reveal: bool = False, beside: Call
     """Show a function, method or class, named `module:qualname` (or given itself).
 
     Where it is an exercise, or a class holds one, its body is left out unless `reveal` is set or the reader's own version
-    passed. `beside` puts another function next to it, to compare. Raises `CourseError` if there is nothing of that name.
+    passed; of a class that is one, private methods are too. `beside` puts another function next to it, to compare. Raises `CourseError` if there is nothing of that name.
     """
     hole = _as_hole(target)
     pieces = [_piece(hole, reveal)]
@@ -150,12 +150,14 @@ def exercises() -> list[Exercise]:
 
 
 def _without(lines: list[str], node: Definition, qualname: str, closed: dict[str, Exercise]) -> list[str]:
-    """The definition's lines, with the bodies of closed holes replaced by an ellipsis."""
+    """The definition's lines; of closed holes bodies become an ellipsis, and private methods, no part of the contract, go."""
     kept = lines[: node.end_lineno]
     for inner, name in reversed(list(_functions(node, qualname))):
         if any(_within(name, hole) and len(name) >= len(hole) for hole in closed):
             first, last = _body_span(inner)
-            if first <= last:
+            if inner is not node and inner.name.startswith("_") and not inner.name.endswith("__"):
+                del kept[_first_line(inner) - 2 : last]  # with the empty line before it
+            elif first <= last:
                 kept[first - 1 : last] = [" " * (inner.col_offset + 4) + "..."]
     return kept[_first_line(node) - 1 :]
 

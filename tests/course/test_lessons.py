@@ -6,7 +6,7 @@ import pytest
 
 from minivllm.course.directives import expand, to_markdown
 from minivllm.course.lint_lessons import defined_names, engine_names, lint, redefined
-from minivllm.course.manifest import CourseError, load_manifest
+from minivllm.course.manifest import ROOT, CourseError, load_manifest
 from minivllm.course.questions import load_bank
 from minivllm.course.weave import is_current, lesson_sources, notebook_of, weave
 
@@ -65,7 +65,11 @@ def test_our_directives_are_filled_from_bank_and_manifest():
     question = expand(":::{question} A18\n:::\n")
     assert load_bank().question("A18").question in question
     assert "{dropdown} An answer in 90 seconds" in question
-    assert "exercises/kv_02_longest_hit.py" in expand(":::{exercise} kv-02\n:::\n")
+    exercise = expand(":::{exercise} kv-02\n:::\n")
+    stub = (ROOT / "exercises/kv_02_longest_hit.py").read_text()
+    commands = re.findall(r"^(?:Grade|Run) it: +(python -m \S+)(?: kv-02.*|( .*))$", stub, re.M)
+    assert len(commands) == 2
+    assert all(f"{program}{rest}" in exercise for program, rest in commands)
 
 
 def test_a_row_or_exercise_that_does_not_exist_is_refused():

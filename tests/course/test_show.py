@@ -40,6 +40,15 @@ def test_a_class_is_shown_without_the_body_of_the_exercise_in_it(hole):
     assert "self.published.setdefault" in text
 
 
+def test_private_methods_of_a_class_that_is_an_exercise_are_no_part_of_its_contract(hole, monkeypatch):
+    whole = Exercise("kv-08", "l", "t", 6, "A35", (Hole("minivllm.kv.block_pool", "FreeList"),), 5, 1, (Part("p", 1),))
+    monkeypatch.setattr(show_module, "exercises", lambda: [whole])
+    text = repr(show("minivllm.kv.block_pool:FreeList"))
+    assert "_insert" not in text
+    assert "def __len__" in text
+    assert "_insert" in repr(show("minivllm.kv.block_pool:FreeList", reveal=True))
+
+
 def test_reveal_and_passing_open_the_body(hole, monkeypatch):
     assert "unhashed.append(block)" in repr(show("minivllm.kv.block_pool:BlockPool.free", reveal=True))
     monkeypatch.setattr(show_module, "has_passed", lambda exercise: True)
