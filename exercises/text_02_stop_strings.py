@@ -12,7 +12,7 @@ Add helpers and imports as you like; keep the names and the @solves marks.
 Grade it:  python -m minivllm.course.grade text-02          (--hint for the next hint)
 Run it:    python -m minivllm.course.run --with exercises/text_02_stop_strings.py "What is the capital of France?"
 """
-# cut from the engine: a04d7b49cf63eeca
+# cut from the engine: b117884a35f9f38d
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StopChecker:
       all of it. It is shorter than the longest stop string, and nearly always empty. (vLLM, `v1/engine/detokenizer.py`,
       holds back as many characters as the longest stop string has, less one, whatever they are: simpler, and a constant
       delay.) With `include` nothing is held back, as the stop string will be shown in any case; but what was shown
-      must be remembered, since a match may have begun in it;
+      must be remembered, since a match may have begun in it. `held` is then always empty;
     * a match must complete in a piece fed with `active`; it may begin before. (vLLM's rule for `min_tokens`: text from
       the first `min_tokens` tokens completes no match, and is held back all the same.)
 

@@ -25,6 +25,12 @@ class BlockPool:
 
     With `caching` off no block is ever published. `lifo_unhashed` puts freed blocks that carry no hash at the head of
     the free list (re-used at once: they can never be hit), as the leading engine does since 2026; off, they queue at the tail.
+
+    `blocks[i]` is the `Block` with `id` i; a block also has `ref_count` (how many hold it) and `hash` (what it is published
+    under, or None). `free_list` holds the free ones, next to be handed out first: iterating goes from the head to the
+    tail, `len` counts, `pop_head()` takes the head, `remove(block)` takes a block from anywhere (`ValueError` if it is
+    not there), `append(block)` puts one at the tail, `prepend(block)` at the head. `published[hash]` is a dict from id
+    to block: equal content may be there several times.
     """
 
     # The rest of this class is the engine's, in minivllm/kv/block_pool.py; your methods join it there. It has blocks,
@@ -36,8 +42,9 @@ class BlockPool:
     def allocate(self, n: int) -> list[Block]:
         """Take `n` blocks from the head of the free list, each with one reference and no hash.
 
-        All or nothing: raises `OutOfBlocks`, with nothing changed, if fewer than `n` are free. A block that was still
-        published is evicted: its hash leaves the index, so that nobody can hit content that is about to be overwritten.
+        All or nothing: raises `OutOfBlocks(message)`, with nothing changed, if fewer than `n` are free. A block that
+        still has a hash is evicted, so that nobody can hit content that is about to be overwritten:
+        `self.withdraw(block, EventKind.EVICTED)` takes its hash out of the index and emits the EVICTED event, one a block.
         """
         if n > self.num_free:
             raise OutOfBlocks(f"{n} blocks asked for, {self.num_free} of {self.num_usable} are free")
@@ -52,7 +59,7 @@ class BlockPool:
     def touch(self, blocks: Iterable[Block]) -> None:
         """Add one reference to each block; one that was free leaves the free list, wherever in it it stood.
 
-        A block that is free stays published. The null block is passed over, here and in `free`.
+        A published block stays published. The null block (its id is `NULL_BLOCK`) is passed over, here and in `free`.
         """
         for block in blocks:
             if block.id == NULL_BLOCK:
@@ -65,9 +72,10 @@ class BlockPool:
     def free(self, blocks: Iterable[Block]) -> None:
         """Drop one reference from each block, in the order given; those without a holder return to the free list.
 
-        Hashed blocks go to the tail one after the other (so the first given is evicted first among them); unhashed ones
-        go to the head as a group, in the order given, or with `lifo_unhashed` off to the tail like the others. Raises `ValueError`, with nothing changed, when a block would
-        lose more references than it has.
+        Those with a hash go to the tail one after the other: of them the first given is evicted first. Those without go
+        to the head as a group that keeps the order given: the first given is handed out next; with `lifo_unhashed` off
+        they go to the tail like the others. A block may be given several times. Raises `ValueError`, with nothing
+        changed, when a block would lose more references than it has.
         """
         ordered = [block for block in blocks if block.id != NULL_BLOCK]
         self._check_references(ordered)

@@ -26,7 +26,10 @@ class FreeList:
     """The free blocks in a queue whose head is handed out next. Every operation is O(1), also in the middle.
 
     A block is in it at most once; iterating goes from the head to the tail, and `len` counts. A call that raises changes
-    nothing. Here it is a doubly linked list threaded through the blocks' own `prev` and `next`, which belong to it.
+    nothing. `OutOfBlocks` takes a message, as `ValueError` does. Blocks can be keys of a dict.
+
+    The engine's is a doubly linked list threaded through the blocks' own `prev` and `next`, which belong to the list
+    and are None in a new block; `Block(id)` makes one. Any other structure of that cost is as good.
     Source: vLLM 0.32 `v1/core/kv_cache_utils.py:FreeKVCacheBlockQueue`.
     """
 
@@ -79,7 +82,11 @@ class FreeList:
 
 
 class KVCacheManager:
-    """Block tables of all live sequences over one pool."""
+    """Block tables of all live sequences over one pool.
+
+    `tables` maps a sequence's `uid` to its `BlockTable`, whose `blocks` are a list of `Block` in token order;
+    `pool.free(blocks)` drops a reference from each, in the order given.
+    """
 
     # The rest of this class is the engine's, in minivllm/kv/manager.py; your methods join it there. It has
     # block_size, publish_at, leaf_first, pool, watermark_blocks, tables, retained, partial, stats, _emit;
@@ -94,11 +101,12 @@ class KVCacheManager:
 
     @solves("minivllm.kv.manager:KVCacheManager.free")
     def free(self, sequence: Sequence) -> None:
-        """Forget a sequence's table and give up its references; nothing happens if it has none.
+        """Take a sequence's table out of `tables` and give up its references; nothing happens if it has none.
 
-        With `leaf_first` the last block goes first, so that a prefix outlives what hangs on it: a cached block without the
-        blocks before it can never be hit. Off, the first goes first. If there were blocks, one FREED event reports request,
-        sequence index and block ids, in the order given up.
+        With `leaf_first` (a bool) the last block goes first, so that a prefix outlives what hangs on it: a cached block
+        without the blocks before it can never be hit. Off, the first goes first. A table that had blocks is reported by
+        one event, with a tuple of their ids in the order given up; one without blocks by none:
+        `self._emit(EventKind.FREED, request=sequence.request.id, sequence=sequence.index, blocks=tuple(ids))`.
         """
         table = self.tables.pop(sequence.uid, None)
         if table is None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 
@@ -25,7 +26,8 @@ def print_card(result: Result, console: Console | None = None, hints: int = 0) -
     """One exercise: its parts with points, and for each that failed the behaviour, the counterexample and the place."""
     console = console or Console(highlight=False)
     exercise = result.exercise
-    table = Table(title=f"{exercise.id} · {exercise.title}", title_justify="left", title_style="bold", box=None)
+    title = f"{exercise.id} · {exercise.title} · about {exercise.minutes} minutes"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
     table.add_column("")
     table.add_column("it must be that ...", overflow="fold")
     table.add_column("points", justify="right", no_wrap=True)
@@ -35,12 +37,12 @@ def print_card(result: Result, console: Console | None = None, hints: int = 0) -
     table.add_section()
     table.add_row("", f"[bold]{_verdict(result)}", f"[bold]{result.points}/{exercise.points}")
     console.print(table)
+    console.print("[dim]A part earns its points when all its tests pass, and none before.[/]")
     if result.end is not End.FINISHED:
         _explain_end(result, console)
     elif not result.untouched:
-        for part in result.parts:
-            if part.status is not Status.PASSED:
-                _explain(part, console)
+        for parts in _by_cause(result):
+            _explain(parts, result, console)
     _print_hints(result, console, hints)
     for flag in result.flags:
         console.print(f"[yellow]for the lecturer:[/] {escape(flag)}")
@@ -61,15 +63,29 @@ def _explain_end(result: Result, console: Console) -> None:
         console.print(Panel(escape(result.output.strip()[-1500:]), title="last it printed", title_align="left"))
 
 
-def _explain(part: PartResult, console: Console) -> None:
-    """Why a part earned nothing, from its decisive test."""
+def _by_cause(result: Result) -> list[list[PartResult]]:
+    """Parts that earned nothing, together where the same sentence about the same place says why."""
+    causes: dict[tuple[str, ...], list[PartResult]] = {}
+    for part in result.parts:
+        if part.status is not Status.PASSED:
+            cause = (_sentence(part.worst), part.worst.where) if part.records else (part.part.name,)
+            causes.setdefault(cause, []).append(part)
+    return list(causes.values())
+
+
+def _explain(parts: list[PartResult], result: Result, console: Console) -> None:
+    """Why parts earned nothing, from the decisive test of the first."""
+    part, *others = parts
     if not part.records:
         console.print(f"[red]✗ {escape(part.part.name)}[/]: no test of it ran to its end")
         return
     record = part.worst
     place = f" [dim]({escape(record.where)})[/]" if record.where else ""
-    console.print(f"{MARKS[record.status]} [bold]{escape(part.part.name)}[/]\n  {escape(_sentence(record))}{place}")
-    details = _example(record) or record.detail[:400].strip()
+    console.print(f"{MARKS[record.status]} [bold]{escape(part.part.name)}[/]")
+    names = "all other parts" if len(parts) == len(result.parts) else "; ".join(o.part.name for o in others)
+    also = f"\n[dim]the same in:[/] {escape(names)}" if others else ""
+    console.print(Padding(f"{escape(_sentence(record))}{place}{also}", (0, 0, 0, 2)))
+    details = "\n\n".join(filter(None, [_example(record), record.detail[:1500]]))
     if details:
         console.print(Panel(escape(details), title=escape(record.test), title_align="left", border_style="dim"))
 

@@ -10,6 +10,8 @@ each gets an engine of its own, imported afresh.
 
 from __future__ import annotations
 
+import linecache
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ import pytest
 
 import minivllm
 from minivllm.course import splice
+from minivllm.course.expect import DUE, comparison
 from minivllm.course.manifest import ROOT, CourseError, Exercise, load_manifest
 from minivllm.course.records import PartRecord, Status, answer_path
 
@@ -91,6 +94,7 @@ class Grading:
         self.late: set[tuple[str, str]] = set()
         self.worlds: dict[Path, World] = {}
         self.records: list[PartRecord] = []
+        self.in_part = False
         self._exercises: dict[str, Exercise] | None = None
 
     @property
@@ -159,8 +163,17 @@ class Grading:
         mark = item.get_closest_marker("part")
         if mark is None:
             return (yield)
-        with _time_limit(item, self.exercises[mark.args[0]].part_seconds):
-            return (yield)
+        self.in_part = True
+        try:
+            with _time_limit(item, self.exercises[mark.args[0]].part_seconds):
+                return (yield)
+        finally:
+            self.in_part = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> list[str] | None:
+        """In a part's test say what came and what was expected; other tests show what pytest shows."""
+        return comparison(left, right) if self.in_part and op == "==" else None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
@@ -214,6 +227,9 @@ LATE = pytest.StashKey[str]()
 EXAMPLE_HEADS = ("Falsifying example", "Failing test case")
 """What Hypothesis writes before an example, in its older and newer versions."""
 
+NOISE = re.compile(r"\s*(self=|<state machine>|state\.agrees_with_the_model\(\))")
+"""Lines of an example that say nothing: after every call a stateful test compares with its model."""
+
 
 def _record(names: tuple[str, str], item: pytest.Item, call: pytest.CallInfo[None], files: list[Path]) -> PartRecord:
     """What became of one test of a part."""
@@ -235,19 +251,38 @@ def _first_error(error: BaseException) -> BaseException:
 
 def _describe(record: PartRecord, error: BaseException, files: list[Path]) -> None:
     """Status, sentence, counterexample and place of a failure."""
-    text = str(error)
+    text = re.sub(r"[\w.<>]*<locals>\.", "", str(error))  # who reads it doesn't know where a test defines its doubles
     record.error = type(error).__name__
     record.status = Status.FAILED
     if isinstance(error, pytest.skip.Exception):
         record.status = Status.SKIPPED
     elif isinstance(error, NotImplementedError) and text.startswith(f"{record.exercise}:"):
         record.status = Status.TODO
-    message, _, detail = text.partition("\nassert ")
-    is_sentence = isinstance(error, AssertionError) and not message.startswith("assert ")
-    record.why = message.strip() if is_sentence else f"{record.error}: {text}".strip()
-    record.detail = f"assert {detail}" if is_sentence and detail else ""
-    record.counterexample = _counterexample(getattr(error, "__notes__", []))
+    notes = getattr(error, "__notes__", [])
+    record.counterexample = _counterexample(notes)
     record.where = _place(error, {str(file) for file in files})
+    message, _, detail = text.partition("\nassert ")
+    if isinstance(error, AssertionError) and message and not message.startswith("assert "):
+        record.why, record.detail = message.strip(), _compared(detail)
+    else:
+        due = next((note.removeprefix(DUE) + ", but " for note in notes if note.startswith(DUE)), "")
+        who = "your code raised" if record.where else "what your code gave back or left behind led to"
+        record.why = f"{due}{who} {record.error}{f': {text}' if text else _line_of(error)}"
+
+
+def _compared(detail: str) -> str:
+    """What came and what was expected; other explanations of pytest's repeat the test's source, and are left out."""
+    ours = detail.startswith(("came:", "first difference"))
+    return "\n".join(line.strip() for line in detail.splitlines()) if ours else ""
+
+
+def _line_of(error: BaseException) -> str:
+    """For an exception without a message: the line that raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    line = trace and linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno).strip()
+    return f" at `{line}`" if line else ""
 
 
 def _counterexample(notes: list[str]) -> str:
@@ -257,7 +292,7 @@ def _counterexample(notes: list[str]) -> str:
         head, _, rest = note.partition(":")
         if head in EXAMPLE_HEADS:
             lines = rest.strip().splitlines()
-            kept += [line for line in lines if not line.strip().startswith(("self=", "<state machine>"))]
+            kept += [line for line in lines if not NOISE.match(line)]
         elif head.startswith(("Draw ", "state")) and note != "state.teardown()":
             kept.append(note)
     return "\n".join(kept)

@@ -26,7 +26,10 @@ class OutOfBlocks(MinivllmError):
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One physical block of `block_size` token slots in every layer. The links are set only while it is free."""
+    """One physical block of `block_size` token slots in every layer. The links are set only while it is free.
+
+    `ref_count` is how many hold it; `hash` is what it is published under, or None. Blocks are equal only to themselves.
+    """
 
     id: int
     ref_count: int = 0
@@ -39,7 +42,10 @@ class FreeList:
     """The free blocks in a queue whose head is handed out next. Every operation is O(1), also in the middle.
 
     A block is in it at most once; iterating goes from the head to the tail, and `len` counts. A call that raises changes
-    nothing. Here it is a doubly linked list threaded through the blocks' own `prev` and `next`, which belong to it.
+    nothing. `OutOfBlocks` takes a message, as `ValueError` does. Blocks can be keys of a dict.
+
+    The engine's is a doubly linked list threaded through the blocks' own `prev` and `next`, which belong to the list
+    and are None in a new block; `Block(id)` makes one. Any other structure of that cost is as good.
     Source: vLLM 0.32 `v1/core/kv_cache_utils.py:FreeKVCacheBlockQueue`.
     """
 
@@ -96,6 +102,12 @@ class BlockPool:
 
     With `caching` off no block is ever published. `lifo_unhashed` puts freed blocks that carry no hash at the head of
     the free list (re-used at once: they can never be hit), as the leading engine does since 2026; off, they queue at the tail.
+
+    `blocks[i]` is the `Block` with `id` i; a block also has `ref_count` (how many hold it) and `hash` (what it is published
+    under, or None). `free_list` holds the free ones, next to be handed out first: iterating goes from the head to the
+    tail, `len` counts, `pop_head()` takes the head, `remove(block)` takes a block from anywhere (`ValueError` if it is
+    not there), `append(block)` puts one at the tail, `prepend(block)` at the head. `published[hash]` is a dict from id
+    to block: equal content may be there several times.
     """
 
     def __init__(
@@ -128,8 +140,9 @@ class BlockPool:
     def allocate(self, n: int) -> list[Block]:
         """Take `n` blocks from the head of the free list, each with one reference and no hash.
 
-        All or nothing: raises `OutOfBlocks`, with nothing changed, if fewer than `n` are free. A block that was still
-        published is evicted: its hash leaves the index, so that nobody can hit content that is about to be overwritten.
+        All or nothing: raises `OutOfBlocks(message)`, with nothing changed, if fewer than `n` are free. A block that
+        still has a hash is evicted, so that nobody can hit content that is about to be overwritten:
+        `self.withdraw(block, EventKind.EVICTED)` takes its hash out of the index and emits the EVICTED event, one a block.
         """
         if n > self.num_free:
             raise OutOfBlocks(f"{n} blocks asked for, {self.num_free} of {self.num_usable} are free")
@@ -143,7 +156,7 @@ class BlockPool:
     def touch(self, blocks: Iterable[Block]) -> None:
         """Add one reference to each block; one that was free leaves the free list, wherever in it it stood.
 
-        A block that is free stays published. The null block is passed over, here and in `free`.
+        A published block stays published. The null block (its id is `NULL_BLOCK`) is passed over, here and in `free`.
         """
         for block in blocks:
             if block.id == NULL_BLOCK:
@@ -155,9 +168,10 @@ class BlockPool:
     def free(self, blocks: Iterable[Block]) -> None:
         """Drop one reference from each block, in the order given; those without a holder return to the free list.
 
-        Hashed blocks go to the tail one after the other (so the first given is evicted first among them); unhashed ones
-        go to the head as a group, in the order given, or with `lifo_unhashed` off to the tail like the others. Raises `ValueError`, with nothing changed, when a block would
-        lose more references than it has.
+        Those with a hash go to the tail one after the other: of them the first given is evicted first. Those without go
+        to the head as a group that keeps the order given: the first given is handed out next; with `lifo_unhashed` off
+        they go to the tail like the others. A block may be given several times. Raises `ValueError`, with nothing
+        changed, when a block would lose more references than it has.
         """
         ordered = [block for block in blocks if block.id != NULL_BLOCK]
         self._check_references(ordered)

@@ -38,7 +38,11 @@ class CacheStats:
 
 
 class KVCacheManager:
-    """Block tables of all live sequences over one pool."""
+    """Block tables of all live sequences over one pool.
+
+    `tables` maps a sequence's `uid` to its `BlockTable`, whose `blocks` are a list of `Block` in token order;
+    `pool.free(blocks)` drops a reference from each, in the order given.
+    """
 
     def __init__(self, config: EngineConfig, num_blocks: int, emit: Emit = ignore_events) -> None:
         self.block_size = config.block_size
@@ -253,11 +257,12 @@ class KVCacheManager:
         )
 
     def free(self, sequence: Sequence) -> None:
-        """Forget a sequence's table and give up its references; nothing happens if it has none.
+        """Take a sequence's table out of `tables` and give up its references; nothing happens if it has none.
 
-        With `leaf_first` the last block goes first, so that a prefix outlives what hangs on it: a cached block without the
-        blocks before it can never be hit. Off, the first goes first. If there were blocks, one FREED event reports request,
-        sequence index and block ids, in the order given up.
+        With `leaf_first` (a bool) the last block goes first, so that a prefix outlives what hangs on it: a cached block
+        without the blocks before it can never be hit. Off, the first goes first. A table that had blocks is reported by
+        one event, with a tuple of their ids in the order given up; one without blocks by none:
+        `self._emit(EventKind.FREED, request=sequence.request.id, sequence=sequence.index, blocks=tuple(ids))`.
         """
         table = self.tables.pop(sequence.uid, None)
         if table is None:

@@ -28,8 +28,8 @@ def hash_block(parent: bytes, token_ids: Seq[int], salt: str = "") -> bytes:
     """The 32-byte identity of one full block: SHA-256 over parent hash, salt and token ids.
 
     Every part has a fixed or stated length, so that no two inputs give the same bytes: the parent's 32 bytes, the salt
-    preceded by its length, then each token as 8 bytes (in any byte order: nobody compares the values with another
-    engine's). Pass the salt only for a sequence's first block: the chain carries it on.
+    in UTF-8 preceded by its length, then each token as 8 bytes (in any byte order: nobody compares the values with
+    another engine's). Pass the salt only for a sequence's first block: the chain carries it on.
     """
     secret = salt.encode("utf-8", "surrogatepass")  # JSON may bring half a surrogate pair
     digest = hashlib.sha256(parent)
@@ -42,7 +42,9 @@ def extend_hashes(hashes: list[bytes], token_ids: Seq[int], block_size: int, sal
     """Append the hashes of all full blocks of `token_ids` that `hashes` does not cover yet, in place.
 
     `token_ids` are all tokens of the sequence from position 0. A partial last block gets no hash: its content still
-    changes. Block 0's parent is `ROOT_HASH`. Called after every new token it costs nothing until a block fills.
+    changes. Block 0's parent is `ROOT_HASH` (32 bytes), and only block 0 gets the salt. Hashes that are there are not
+    computed again, and the next one builds on the last of them: called after every new token it costs nothing until a
+    block fills.
     """
     for i in range(len(hashes), len(token_ids) // block_size):
         parent = hashes[-1] if hashes else ROOT_HASH
@@ -53,8 +55,9 @@ def longest_hit(hashes: Seq[bytes], num_tokens: int, block_size: int, index: Ind
     """The blocks of the longest cached prefix, in order; takes no references and changes nothing.
 
     At most `num_tokens - 1` tokens may come from the cache (the last-token rule: somebody has to compute logits), and
-    hits are whole blocks, so a prompt that is cached completely computes its entire last block again. `index.find(h)`, its
-    only method, gives the block published under hash h, or None.
+    hits are whole blocks, so a prompt that is cached completely computes its entire last block again. `hashes` are those
+    of the sequence's full blocks, maybe of more than `num_tokens` tokens. `index.find(h)`, its only method, gives the
+    block published under hash h, or None.
     """
     hits: list[Block] = []
     for block_hash in hashes[: max(num_tokens - 1, 0) // block_size]:

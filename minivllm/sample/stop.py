@@ -21,7 +21,7 @@ class StopChecker:
       all of it. It is shorter than the longest stop string, and nearly always empty. (vLLM, `v1/engine/detokenizer.py`,
       holds back as many characters as the longest stop string has, less one, whatever they are: simpler, and a constant
       delay.) With `include` nothing is held back, as the stop string will be shown in any case; but what was shown
-      must be remembered, since a match may have begun in it;
+      must be remembered, since a match may have begun in it. `held` is then always empty;
     * a match must complete in a piece fed with `active`; it may begin before. (vLLM's rule for `min_tokens`: text from
       the first `min_tokens` tokens completes no match, and is held back all the same.)
 

@@ -13,6 +13,8 @@ import pytest
 from minivllm.course.manifest import ROOT, load_manifest
 from tests.course.attacks import RIGHT, lookup
 
+SOLUTIONS = ROOT / "solutions"
+
 EXERCISES = load_manifest()
 TOO_LONG = lookup(
     "hits = []\nfor block_hash in hashes[: num_tokens // block_size]:\n    block = index.find(block_hash)\n"
@@ -45,7 +47,7 @@ def card(folder) -> subprocess.CompletedProcess:
 class TestCard:
     def test_says_which_behaviour_is_missing_and_why(self, card):
         assert "✗  the last token is always left to compute" in card.stdout
-        assert "cached tokens 0 may be used: one must be computed for logits" in " ".join(card.stdout.split())
+        assert "and 16 are taken from the cache: too many, one must be left to compute" in " ".join(card.stdout.split())
 
     def test_gives_points_for_each_part(self, card):
         assert "18/25" in card.stdout
@@ -54,6 +56,13 @@ class TestCard:
         text = " ".join(card.stdout.replace("│", "").split())
         assert "smallest example that fails" in text
         assert "cached=[([0], '')]" in text, "the smallest: one block of one token, cached"
+
+    def test_says_what_came_and_what_was_expected(self, card):
+        text = " ".join(card.stdout.replace("│", "").split())
+        assert "came: 1 expected: 0" in text
+
+    def test_says_what_points_are_for(self, card):
+        assert "A part earns its points when all its tests pass" in card.stdout
 
     def test_shows_as_many_hints_as_asked_for(self, card):
         assert "hint 1 of 3: Two blocks with the same tokens" in card.stdout
@@ -72,6 +81,36 @@ class TestCard:
         total = sum(exercise.points for exercise in EXERCISES.values())
         assert answer.returncode == 0
         assert f"{total}/{total}" in answer.stdout
+
+
+def card_of(id: str, solution: str, old: str, new: str, folder: Path) -> str:
+    """The card of a solution in which a piece of code is another one, as one line."""
+    path = folder / "spoilt.py"
+    text = (SOLUTIONS / solution).read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return " ".join(grade(id, "--impl", path).stdout.replace("│", "").split())
+
+
+class TestFailures:
+    def test_one_exception_in_all_parts_is_told_once(self, folder):
+        text = card_of("kv-01", "kv_01_block_pool.py", "free_list.pop_head()", "free_list.pop()", folder)
+        assert text.count("has no attribute 'pop'") == 1
+        assert "the same in: all other parts" in text
+
+    def test_an_exception_that_did_not_come_is_told_as_behaviour(self, folder):
+        text = card_of("kv-01", "kv_01_block_pool.py", "self._check_references(ordered)", "pass", folder)
+        assert "DID NOT RAISE" not in text
+        assert "freeing a block that nobody holds must raise ValueError, but it went through" in text
+
+    def test_another_exception_than_due_is_told_with_its_line(self, folder):
+        raised = 'raise OutOfBlocks("the free list is empty")'
+        text = card_of("kv-03", "kv_03_leaf_first.py", raised, "raise StopIteration", folder)
+        assert "must raise OutOfBlocks, but your code raised StopIteration at `raise StopIteration`" in text
+
+    def test_a_double_of_the_grader_has_the_name_that_the_contract_gives_it(self, folder):
+        text = card_of("kv-03", "kv_03_leaf_first.py", "self._emit(EventKind.FREED, ", "self._emit(", folder)
+        assert "raised TypeError: _emit() missing 1 required positional argument" in text
 
 
 class TestFiles:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm.calc.roofline import spill_tps
+from minivllm.course.expect import MustRaise
 
 near = pytest.approx
 
@@ -60,7 +61,9 @@ class TestActive:
         )
 
     def test_a_dense_model_reads_everything(self):
-        assert spill_tps(10e9, 5e9, 1e12, 50e9, active_bytes=10e9) == near(spill_tps(10e9, 5e9, 1e12, 50e9))
+        assert spill_tps(10e9, 5e9, 1e12, 50e9, active_bytes=10e9) == near(spill_tps(10e9, 5e9, 1e12, 50e9)), (
+            "a model whose active bytes are all its bytes is a dense one"
+        )
 
 
 @part("sizes and speeds that make no sense are refused")
@@ -73,7 +76,7 @@ class TestRefused:
         ],
     )  # fmt: skip
     def test_with_a_value_error(self, arguments):
-        with pytest.raises(ValueError):  # noqa: PT011 - the contract names the type only
+        with MustRaise(ValueError, f"spill_tps{arguments}"):
             spill_tps(*arguments)
 
     def test_but_no_room_at_all_makes_sense(self):
@@ -91,13 +94,13 @@ class TestAny:
         slow, fast = sorted([gpu / model, host / model])
         tps = spill_tps(model, share * model, gpu, host)
         assert slow * (1 - 1e-9) <= tps <= fast * (1 + 1e-9), (
-            "no faster than the faster memory alone, nor slower than the slower"
+            f"{tps:g} tokens/s, but the memories alone would give {slow:g} and {fast:g}: it must be between"
         )
 
     @given(sizes, shares, shares, sizes, st.floats(0.001, 1))
     def test_room(self, model, one, other, gpu, slower):
         less, more = (spill_tps(model, share * model, gpu, slower * gpu) for share in sorted([one, other]))
-        assert less <= more * (1 + 1e-9), "room on the faster memory can't make it slower"
+        assert less <= more * (1 + 1e-9), f"more room on the faster memory, and {less:g} tokens/s became {more:g}"
 
     @given(sizes, shares, st.floats(0.001, 1), sizes, sizes)
     def test_reading_a_part_is_faster_by_that_part(self, model, share, active, gpu, host):

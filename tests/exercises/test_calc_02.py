@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm.calc.memory import paged_waste
+from minivllm.course.expect import MustRaise
 
 
 def part(name: str) -> pytest.MarkDecorator:
@@ -47,7 +48,7 @@ class TestNothing:
 class TestRefused:
     @pytest.mark.parametrize(("lens", "block_size"), [([1], 0), ([1], -16), ([-1], 16), ([17, -17], 16), ([], 0)])
     def test_with_a_value_error(self, lens, block_size):
-        with pytest.raises(ValueError):  # noqa: PT011 - the contract names the type only
+        with MustRaise(ValueError, f"paged_waste({lens}, {block_size})"):
             paged_waste(lens, block_size)
 
 
@@ -64,13 +65,17 @@ class TestAny:
     @given(lengths, block_sizes)
     def test_less_than_a_block_each(self, lens, block_size):
         busy = sum(length > 0 for length in lens)
-        assert 0 <= paged_waste(lens, block_size) <= (block_size - 1) * busy, "every block holds at least one token"
+        waste, most = paged_waste(lens, block_size), (block_size - 1) * busy
+        assert 0 <= waste <= most, f"every block holds at least one token: {waste} slots wasted, but {most} at most"
 
     @given(lengths, block_sizes, st.randoms())
     def test_order_does_not_matter(self, lens, block_size, random):
         shuffled = random.sample(lens, len(lens))
-        assert paged_waste(shuffled, block_size) == paged_waste(lens, block_size)
+        assert paged_waste(shuffled, block_size) == paged_waste(lens, block_size), (
+            f"{shuffled} and {lens} are the same sequences and waste the same"
+        )
 
     @given(lengths, st.integers(1, 100))
     def test_halving_blocks_never_wastes_more(self, lens, half):
-        assert paged_waste(lens, half) <= paged_waste(lens, 2 * half)
+        small, large = paged_waste(lens, half), paged_waste(lens, 2 * half)
+        assert small <= large, f"blocks of {half} waste {small} slots and blocks of {2 * half} only {large}"

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from minivllm.course.expect import MustRaise
 from minivllm.kv.block_pool import BlockPool, OutOfBlocks
 from minivllm.plan import EventKind
 
@@ -37,7 +38,7 @@ def published(pool: BlockPool, n: int, *, free: bool = True) -> list:
     return blocks
 
 
-@part("allocate takes the oldest free blocks, or nothing at all")
+@part("allocate takes from the head of the free list, or nothing at all")
 class TestAllocate:
     def test_takes_from_the_head_in_order(self):
         pool = BlockPool(6)
@@ -54,7 +55,7 @@ class TestAllocate:
         pool = BlockPool(5)
         published(pool, 3)
         before = state(pool)
-        with pytest.raises(OutOfBlocks):
+        with MustRaise(OutOfBlocks, "allocating 5 blocks when 4 are free"):
             pool.allocate(5)
         assert state(pool) == before, (
             "an allocate that fails must leave the pool as it was: no block taken, no hash lost"
@@ -87,12 +88,16 @@ class TestEvict:
 
     def test_each_eviction_is_reported_once(self):
         events = []
-        pool = BlockPool(4, emit=lambda kind, **fields: events.append((kind, fields.get("blocks"))))
+
+        def emit(kind, **fields):
+            events.append((kind, fields.get("blocks")))
+
+        pool = BlockPool(4, emit=emit)
         published(pool, 2)
         events.clear()
         pool.allocate(3)
         evicted = sorted(blocks for kind, blocks in events if kind is EventKind.EVICTED)
-        assert evicted == [(1,), (2,)], "every block whose hash is dropped is an EVICTED event, others are not"
+        assert evicted == [(1,), (2,)], "each block whose hash is dropped must be one EVICTED event, others none"
 
 
 @part("a shared block stays until its last holder frees it")
@@ -120,7 +125,7 @@ class TestShare:
         pool.touch(blocks)
         pool.allocate(1)
         assert [b.ref_count for b in blocks] == [1, 1, 1], "every block of the hit needs a reference, not only the last"
-        with pytest.raises(OutOfBlocks):
+        with MustRaise(OutOfBlocks, "allocating when all blocks are held, three of them by a hit,"):
             pool.allocate(1)
 
     def test_the_null_block_is_nobodys(self):
@@ -145,7 +150,7 @@ class TestDoubleFree:
         blocks = pool.allocate(1)
         pool.free(blocks)
         before = state(pool)
-        with pytest.raises(ValueError, match=r"."):
+        with MustRaise(ValueError, "freeing a block that nobody holds"):
             pool.free(blocks)
         assert state(pool) == before, "a refused free must change nothing"
 
@@ -153,7 +158,7 @@ class TestDoubleFree:
         pool = BlockPool(3)
         [block] = pool.allocate(1)
         before = state(pool)
-        with pytest.raises(ValueError, match=r"."):
+        with MustRaise(ValueError, "freeing a block twice in one call when it has one holder"):
             pool.free([block, block])
         assert state(pool) == before, "a call that frees a block twice and holds it once must change nothing"
 
@@ -162,7 +167,7 @@ class TestDoubleFree:
         good, bad = pool.allocate(2)
         pool.free([bad])
         before = state(pool)
-        with pytest.raises(ValueError, match=r"."):
+        with MustRaise(ValueError, "freeing two blocks of which nobody holds the second"):
             pool.free([good, bad])
         assert state(pool) == before, "when one block can't be freed none is"
 
@@ -217,7 +222,7 @@ class Calls(RuleBasedStateMachine):
     @rule(n=st.integers(0, 7))
     def allocate(self, n):
         if n > len(self.queue):
-            with pytest.raises(OutOfBlocks):
+            with MustRaise(OutOfBlocks, f"allocating {n} blocks when {len(self.queue)} are free"):
                 self.pool.allocate(n)
             return
         wanted, self.queue = self.queue[:n], self.queue[n:]
@@ -237,7 +242,8 @@ class Calls(RuleBasedStateMachine):
     def free(self, which):
         blocks = [self.pool.blocks[id] for id in which]
         if not all(self.references[id] for id in which):
-            with pytest.raises(ValueError, match=r"."):
+            unheld = [id for id in which if not self.references[id]]
+            with MustRaise(ValueError, f"freeing blocks {which}, of which nobody holds {unheld},"):
                 self.pool.free(blocks)
             return
         self.pool.free(blocks)
@@ -260,9 +266,13 @@ class Calls(RuleBasedStateMachine):
     @invariant()
     def agrees_with_the_model(self):
         self.pool.integrity()
-        assert {b.id: b.ref_count for b in self.pool.blocks[1:]} == self.references, "reference counts are wrong"
-        assert free_ids(self.pool) == self.queue, "the free list is wrong"
-        assert {b.id: b.hash for b in self.pool.blocks if b.hash} == self.hashes, "published hashes are wrong"
+        assert {b.id: b.ref_count for b in self.pool.blocks[1:]} == self.references, (
+            "the references of each block id are wrong"
+        )
+        assert free_ids(self.pool) == self.queue, "the ids in the free list, head first, are wrong"
+        assert {b.id: b.hash for b in self.pool.blocks if b.hash} == self.hashes, (
+            "the hashes of published block ids are wrong"
+        )
 
 
 @part("after any calls every block is in exactly one place")

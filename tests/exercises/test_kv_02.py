@@ -104,8 +104,11 @@ class TestNoAmbiguity:
     )
     def test_one_hash_for_each_input(self, inputs):
         different = {(tuple(tokens), salt) for tokens, salt in inputs}
-        hashes = {hash_block(ROOT_HASH, tokens, salt) for tokens, salt in different}
-        assert len(hashes) == len(different), "two different inputs get the same hash"
+        seen: dict[bytes, str] = {}
+        for tokens, salt in sorted(different):
+            block_hash, name = hash_block(ROOT_HASH, tokens, salt), f"tokens {list(tokens)} with salt {salt!r}"
+            assert block_hash not in seen, f"{seen[block_hash]} and {name} get one hash"
+            seen[block_hash] = name
 
 
 @part("full blocks get a hash, once; a partial one gets none")
@@ -129,7 +132,11 @@ class TestExtend:
         slowly: list[bytes] = []
         for n in range(len(tokens) + 1):
             extend_hashes(slowly, tokens[:n], block_size, salt)
-        assert slowly == hashes_of(tokens, block_size, salt), "extending after every token gives other hashes"
+            wanted = hashes_of(tokens[:n], block_size, salt)
+            case = f"called after each of {n} tokens, with blocks of {block_size}: "
+            assert len(slowly) == len(wanted), f"{case}{len(slowly)} hashes, but {len(wanted)} when called once for all"
+            for i in range(len(wanted)):
+                assert slowly[i] == wanted[i], f"{case}the hash of block {i} is another than when called once for all"
 
 
 @part("the last token is always left to compute")
@@ -139,23 +146,29 @@ class TestLastToken:
     )
     def test_everything_is_cached(self, num_tokens, hit):
         blocks = longest_hit(hashes_of(range(num_tokens), 16), num_tokens, 16, Everything())
-        assert len(blocks) * 16 == hit, (
-            f"of {num_tokens} cached tokens {hit} may be used: one must be computed for logits"
-        )
+        used = len(blocks) * 16
+        case = f"all {num_tokens} tokens are cached in blocks of 16, and {used} are taken from the cache: "
+        assert used <= hit, f"{case}too many, one must be left to compute, so whole blocks hold at most {hit}"
+        assert used >= hit, f"{case}too few, whole blocks hold {hit} and leave a token to compute"
 
     def test_also_with_blocks_of_one_token(self):
-        assert len(longest_hit(hashes_of([1, 2, 3], 1), 3, 1, Everything())) == 2, "the last token must be computed"
+        got = len(longest_hit(hashes_of([1, 2, 3], 1), 3, 1, Everything()))
+        assert got == 2, f"of 3 cached tokens in blocks of 1 the first 2 come from the cache, not {got}"
 
     def test_only_the_tokens_asked_for(self):
         blocks = longest_hit(hashes_of(range(64), 16), 40, 16, Everything())
-        assert len(blocks) == 2, "only the first num_tokens tokens count, though more are hashed"
+        assert len(blocks) == 2, (
+            f"num_tokens 40 and blocks of 16: 2 blocks may be hit, though 4 are hashed, not {len(blocks)}"
+        )
 
 
 @part("looking up stops at the first miss and changes nothing")
 class TestLookup:
     def test_blocks_come_in_order(self):
         hashes = hashes_of(range(65), 16)
-        assert [b.id for b in longest_hit(hashes, 65, 16, Published(hashes))] == [1, 2, 3, 4], "blocks in prefix order"
+        assert [b.id for b in longest_hit(hashes, 65, 16, Published(hashes))] == [1, 2, 3, 4], (
+            "all four blocks are cached and must come, in prefix order"
+        )
 
     @pytest.mark.parametrize("gap", [0, 1, 2, 3])
     def test_what_follows_a_gap_is_of_no_use(self, gap):
@@ -163,7 +176,7 @@ class TestLookup:
         index = Published(hashes)
         del index.blocks[hashes[gap]]
         got = len(longest_hit(hashes, 65, 16, index))
-        assert got == gap, f"with block {gap} gone, the {gap} before it are the longest cached prefix, not {got}"
+        assert got == gap, f"4 blocks, of which block {gap} was evicted: the {gap} before it can be hit, but {got} came"
 
     def test_nobody_notices(self):
         pool = BlockPool(6)
@@ -180,24 +193,37 @@ class TestLookup:
 texts = st.lists(st.integers(0, 1), max_size=9)
 salts = st.sampled_from(["", "", "x"])
 some_cached = st.lists(st.tuples(texts, salts), min_size=1, max_size=4)
+some_numbers = st.sets(st.integers(1, 12), max_size=2)
+tails = st.lists(st.integers(0, 1), max_size=4)
 
 
 @part("a hit is exactly the longest prefix that is cached")
-@given(some_cached, texts, st.integers(1, 3), st.data())
-def test_against_a_search_through_plain_tokens(cached, tail, block_size, data):
+@given(some_cached, some_numbers, st.integers(0, 3), st.integers(0, 9), tails, st.integers(1, 3))
+def test_against_a_search_through_plain_tokens(cached, evicted, like, keep, tail, block_size):
+    """Texts are cached, some blocks evicted; the prompt begins with `keep` tokens of one of the texts, and has its salt."""
     content: dict[int, tuple] = {}
     index = Published([])
     for tokens, salt in cached:
         for i, block_hash in enumerate(hashes_of(tokens, block_size, salt)):
-            if index.find(block_hash) is None and data.draw(st.integers(0, 3), label="0: evicted"):
+            if index.find(block_hash) is None:
                 block = Block(len(content) + 1, hash=block_hash)
                 index.blocks[block_hash] = block
                 content[block.id] = salt, tuple(tokens[: (i + 1) * block_size])
-    base, salt = data.draw(st.sampled_from(cached), label="prompt begins like")
-    prompt = [*base[: data.draw(st.integers(0, len(base)), label="for")], *tail]
+    for block in list(index.blocks.values()):
+        if block.id in evicted:
+            del index.blocks[block.hash], content[block.id]
+    base, salt = cached[like % len(cached)]
+    prompt = [*base[:keep], *tail]
     prefixes = [(salt, tuple(prompt[:n])) for n in range(block_size, len(prompt), block_size)]
     wanted = next((i for i, prefix in enumerate(prefixes) if prefix not in content.values()), len(prefixes))
     hits = longest_hit(hashes_of(prompt, block_size, salt), len(prompt), block_size, index)
-    assert [content[block.id] for block in hits] == prefixes[:wanted], (
-        f"{wanted} blocks of {prompt} are cached without a gap; {len(hits)} were found, or they hold other tokens"
-    )
+    case = f"prompt {prompt}, salt {salt!r}, blocks of {block_size}, cached {in_words(content)}: "
+    assert len(hits) == wanted, f"{case}blocks to hit: {wanted}, but {len(hits)} came"
+    for i, (block, prefix) in enumerate(zip(hits, prefixes, strict=False)):
+        got = content[block.id]
+        assert got == prefix, f"{case}hit {i} must be the block that ends {list(prefix[1])}, not {list(got[1])}"
+
+
+def in_words(content: dict[int, tuple]) -> str:
+    """The cached blocks, each by all tokens up to its end."""
+    return " and ".join(f"{list(prefix)} (salt {salt!r})" for salt, prefix in content.values()) or "nothing"

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from minivllm.config import EngineConfig
 from minivllm.course.cost import counted, typical_work
+from minivllm.course.expect import MustRaise
 from minivllm.kv.block_pool import Block, FreeList, OutOfBlocks
 from minivllm.kv.manager import KVCacheManager
 from minivllm.plan import EventKind
@@ -33,7 +34,9 @@ def ids(free: FreeList) -> list[int]:
 class TestQueue:
     def test_first_in_first_out(self):
         free, blocks = filled(3)
-        assert [free.pop_head() for _ in blocks] == blocks, "append puts at the tail, pop_head takes from the head"
+        assert [free.pop_head().id for _ in blocks] == [0, 1, 2], (
+            "append puts at the tail, pop_head takes from the head"
+        )
 
     def test_prepended_blocks_leave_next(self):
         free, _ = filled(2)
@@ -51,7 +54,7 @@ class TestQueue:
         free, _ = filled(1)
         free.pop_head()
         for _ in range(2):
-            with pytest.raises(OutOfBlocks):
+            with MustRaise(OutOfBlocks, "pop_head of an empty list"):
                 free.pop_head()
         assert (len(free), ids(free)) == (0, []), "a failed pop_head changes nothing"
 
@@ -70,15 +73,15 @@ class TestRemove:
         free, blocks = filled(3)
         free.remove(blocks[1])
         free.pop_head()
-        for block in (*blocks[:2], Block(7)):
-            with pytest.raises(ValueError, match=r"."):
+        for block, who in ((blocks[0], "popped"), (blocks[1], "removed"), (Block(7), "never put in")):
+            with MustRaise(ValueError, f"removing a block that was {who}"):
                 free.remove(block)
         assert (len(free), ids(free)) == (1, [2]), "a refused remove changes nothing"
 
     @pytest.mark.parametrize("put", ["append", "prepend"])
     def test_what_is_there_cannot_come_in_again(self, put):
         free, blocks = filled(3)
-        with pytest.raises(ValueError, match=r"."):
+        with MustRaise(ValueError, f"{put} of a block that is in the list already"):
             getattr(free, put)(blocks[1])
         assert (len(free), ids(free)) == (3, [0, 1, 2]), f"a refused {put} changes nothing"
 
@@ -95,7 +98,9 @@ class TestCost:
     @pytest.mark.parametrize("name", ["pop_head", "remove", "append", "prepend", "len"])
     def test_costs_the_same_for_a_long_list(self, name):
         few, many = (self.cost(name, n) for n in (64, 4096))
-        assert many < 3 * few + 100, f"{name} does {few:.0f} units of work among 64 blocks and {many:.0f} among 4096"
+        assert many < 3 * few + 100, (
+            f"{name} takes {few:.0f} steps in a list of 64 blocks and {many:.0f} in one of 4096: it must not grow with the list"
+        )
 
     def cost(self, name: str, n: int) -> float:
         free, blocks = filled(n, counted(Block))
@@ -111,11 +116,11 @@ class TestCost:
 
 
 def manager(num_blocks: int, block_size: int = 2, events: list | None = None, **switches) -> KVCacheManager:
-    def emit(kind, **fields):
+    def _emit(kind, **fields):
         if events is not None:
             events.append((kind, fields))
 
-    return KVCacheManager(EngineConfig(block_size=block_size, **switches), num_blocks, emit)
+    return KVCacheManager(EngineConfig(block_size=block_size, **switches), num_blocks, _emit)
 
 
 numbers = iter(range(10**9))
@@ -173,11 +178,21 @@ class TestFree:
         one = run(kv, [1, 2, 3, 4])
         kv.free(one)
         kv.free(one)
-        freed = [fields for kind, fields in events if kind is EventKind.FREED]
-        assert freed == [{"request": one.request.id, "sequence": 0, "blocks": (2, 1)}], (
-            "freeing is one FREED event with the blocks in the order freed; freeing a sequence without blocks is none"
-        )
         assert one.uid not in kv.tables, "a sequence that was freed has no table"
+        freed = [fields for kind, fields in events if kind is EventKind.FREED]
+        assert len(freed) == 1, f"freed once, and once more without a table: {len(freed)} FREED events, not 1"
+        assert freed == [{"request": one.request.id, "sequence": 0, "blocks": (2, 1)}], (
+            "the FREED event must name the request, the sequence's index, and the blocks as a tuple in the order given up"
+        )
+
+    def test_a_table_without_blocks_is_forgotten_and_not_reported(self):
+        events = []
+        kv = manager(4, events=events)
+        one = sequence([1])
+        kv.allocate(one, 0)
+        kv.free(one)
+        assert one.uid not in kv.tables, "a sequence that was freed has no table, also when it had no blocks"
+        assert events == [], "a table without blocks gives nothing up: no event"
 
 
 tokens = st.lists(st.integers(0, 1), min_size=1, max_size=11)
@@ -199,8 +214,9 @@ class TestReach:
             live.append(one)
             if not keep:
                 kv.free(live.pop(0))
-            stranded = [h for h in kv.pool.published if parents[h] is not None and parents[h] not in kv.pool.published]
-            assert not stranded, f"{len(stranded)} cached blocks can never be hit again: the block before them is gone"
+            cached = kv.pool.published
+            stranded = [i for h in cached if parents[h] not in (None, *cached) for i in cached[h]]
+            assert stranded == [], f"the block before blocks {stranded} was evicted: they can never be hit again"
 
     @given(st.integers(1, 9), st.integers(0, 9))
     def test_k_evictions_cost_at_most_k_blocks(self, num_blocks, k):
@@ -225,7 +241,7 @@ class Calls(RuleBasedStateMachine):
     def put(self, id, at_head):
         method = self.free.prepend if at_head else self.free.append
         if id in self.model:
-            with pytest.raises(ValueError, match=r"."):
+            with MustRaise(ValueError, f"{method.__name__} of block {id} to a list of blocks {self.model}"):
                 method(self.blocks[id])
         else:
             method(self.blocks[id])
@@ -237,7 +253,7 @@ class Calls(RuleBasedStateMachine):
             self.free.remove(self.blocks[id])
             self.model.remove(id)
         else:
-            with pytest.raises(ValueError, match=r"."):
+            with MustRaise(ValueError, f"removing block {id} from a list of blocks {self.model}"):
                 self.free.remove(self.blocks[id])
 
     @rule()
@@ -245,13 +261,13 @@ class Calls(RuleBasedStateMachine):
         if self.model:
             assert self.free.pop_head().id == self.model.pop(0), "pop_head must give the head"
         else:
-            with pytest.raises(OutOfBlocks):
+            with MustRaise(OutOfBlocks, "pop_head of an empty list"):
                 self.free.pop_head()
 
     @invariant()
     def agrees_with_the_model(self):
-        assert ids(self.free) == self.model, "the order is wrong"
-        assert len(self.free) == len(self.model), "the length is wrong"
+        assert ids(self.free) == self.model, "iterating must give these block ids, head first"
+        assert len(self.free) == len(self.model), "len is wrong"
 
 
 @part("for any calls the list is the one that a plain Python list gives")

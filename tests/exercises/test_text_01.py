@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minivllm.course.expect import MustRaise
 from minivllm.sample.detok import IncrementalDetokenizer
 
 BAD = "\N{REPLACEMENT CHARACTER}"
@@ -98,7 +99,7 @@ class TestSkip:
     def test_their_bytes_may_be_unknown(self):
         detokenizer = IncrementalDetokenizer({0: b"x"}.__getitem__, frozenset({7}))
         assert detokenizer.push(7) == "", "bytes of a skipped token must not be asked for: it may have none"
-        with pytest.raises(KeyError):
+        with MustRaise(KeyError, "pushing an id for which token_bytes raises KeyError"):
             detokenizer.push(8)
 
 
@@ -121,7 +122,8 @@ class TestAny:
         full = b"".join(tokens).decode(errors="replace")
         pieces = stream(*tokens)
         for n in range(len(pieces)):
-            assert full.startswith("".join(pieces[:n])), "text came that the whole does not begin with"
+            came = "".join(pieces[:n])
+            assert full.startswith(came), f"after {n} tokens {came!r} had come, but the whole text is {full!r}"
 
     @given(some_text)
     def test_at_most_three_bytes_wait(self, tokens):

@@ -107,7 +107,9 @@ class TestSwitches:
     def test_include_holds_nothing_back(self):
         checker = StopChecker(("END",), include=True)
         shown = [checker.feed(piece)[0] for piece in ("x E", "N")]
-        assert (shown, checker.held) == (["x E", "N"], ""), "it will be shown in any case: no reason to wait"
+        assert (shown, checker.held) == (["x E", "N"], ""), (
+            "(shown, held): with include nothing waits, it will be shown in any case"
+        )
         assert checker.feed("D y") == ("D", "END"), "found all the same"
 
     def test_an_inactive_piece_completes_no_match(self):
@@ -153,7 +155,9 @@ class TestAny:
         for i, (piece, active) in enumerate(pieces, 1):
             text, match = checker.feed(piece, final=i == len(pieces), active=active)
             shown += text
-        assert (shown, match) == by_character(pieces, stop, include), "another text, or another match"
+        assert (shown, match) == by_character(pieces, stop, include), (
+            "(shown in all, match): another text, or another match"
+        )
 
     @given(inputs, st.lists(words, min_size=1, max_size=3).map(tuple))
     def test_shown_and_held_are_the_text(self, pieces, stop):
