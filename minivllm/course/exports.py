@@ -97,5 +97,5 @@ def explain(result: Result, part: PartResult) -> str:
     if part.status in (Status.TODO, Status.NOT_RUN):
         return str(part.status)
     record = part.worst
-    lines = [record.why, f"in {record.where}" if record.where else "", record.counterexample]
+    lines = [record.why, f"in {record.where}" if record.where else "", record.counterexample, record.detail]
     return "\n".join(filter(None, lines))[:2000]

@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         exercises = choose(options.exercise)
         if options.start:
             return start(choose([options.start])[0], options.timed, blank=options.blank)
+        if options.blank:
+            raise CourseError("--blank goes with --start ID: grade --start kv-01 --blank --timed 25")
         if options.submissions:
             return grade_class(options, exercises)
         if options.watch:

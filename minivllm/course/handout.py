@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import shutil
+import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +22,9 @@ from minivllm.course import cut
 from minivllm.course.manifest import ROOT, CourseError, Exercise, find_exercise, load_manifest
 from minivllm.course.reference import HEADER, compile_reference, dump
 
-KEPT_BACK = frozenset(f"minivllm/course/{name}.py" for name in ("handout", "cut", "gate"))
+KEPT_BACK = frozenset(
+    f"minivllm/course/{name}.py" for name in ("handout", "cut", "gate", "weave", "directives", "lint_lessons", "size")
+)
 """What only works with, or would show, what students don't get."""
 
 PATTERNS = (
@@ -43,23 +48,42 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 README = f"""# minivllm, the course
 
 An inference engine to learn on. You need Python {PYTHON}, this very version: what you are going to write is in `minivllm/` already, as
-compiled code, because the rest of the engine runs on it. It is there to be run. It is no secret, and reading it teaches little. To start an exercise again, copy its file from `exercises/stubs/`.
+compiled code, because the rest of the engine runs on it. It is there to be run. It is no secret, and reading it teaches little;
+in notebooks `show(..., reveal=True)` opens nothing. To start an exercise again, copy its file from `exercises/stubs/`.
 
 """
+
+CHANGES = {
+    "README.md": [("Python 3.11 or newer", f"Python {PYTHON}")],
+    "AGENTS.md": [("\n## Somebody changes", "\0")],
+    "Makefile": [
+        ("\n# The rest is for", "\0"),
+        ("Python 3.11 or newer", f"Python {PYTHON}"),
+        ("PY=python3.11", f"PY=python{PYTHON}"),
+        ("PY ?= python3\n", f"PY ?= python{PYTHON}\n"),
+        ("WANTED := >= (3, 11)", f"WANTED := == ({PYTHON.replace('.', ', ')})"),
+        ("EXTRAS := dev", "EXTRAS := kernels,lessons,test"),
+    ],
+    "pyproject.toml": [('requires-python = ">=3.11"', f'requires-python = "=={PYTHON}.*"')],
+}
+"""By file: text, and what stands for it in a students' tree. What comes behind a zero byte is left out."""
 
 SETUP = f"""#!/usr/bin/env bash
 # Gradescope runs this once, when it builds the image. Wheels in source/wheels are used instead of the network.
 set -euo pipefail
-AUTOGRADER=${{AUTOGRADER:-/autograder}}
-if ! command -v python{PYTHON} >/dev/null; then
+AUTOGRADER=${{{{AUTOGRADER:-/autograder}}}}
+if ! python{PYTHON} -m ensurepip --version >/dev/null 2>&1; then
   apt-get update && apt-get install -y python{PYTHON} python{PYTHON}-venv
 fi
 python{PYTHON} -m venv "$AUTOGRADER/venv"
 FROM=()
 if [ -d "$AUTOGRADER/source/wheels" ]; then FROM=(--no-index --find-links "$AUTOGRADER/source/wheels"); fi
-"$AUTOGRADER/venv/bin/pip" install --disable-pip-version-check -q ${{FROM[@]+"${{FROM[@]}}"}} 'pytest>=9' 'hypothesis>=6.150' 'psutil>=6' 'rich>=14'
+"$AUTOGRADER/venv/bin/pip" install --disable-pip-version-check -q ${{{{FROM[@]+"${{{{FROM[@]}}}}"}}}} {{requirements}}
 chmod -R a+rX "$AUTOGRADER/source" "$AUTOGRADER/venv"
 """
+
+GRADER_NEEDS = ("pytest>=9", "hypothesis>=6.150", "psutil>=6", "rich>=14")
+CPU_TORCH = "--extra-index-url=https://download.pytorch.org/whl/cpu"
 
 RUN = """#!/usr/bin/env bash
 # Gradescope runs this for each submission. Points lost are no error: it fails only if there is no result.
@@ -88,8 +112,18 @@ def hand_out(target: Path, root: Path = ROOT) -> None:
             (target / folder / exercise.file_name).write_text(cut.cut(exercise, root)[0])
     take_out(list(exercises.values()), target)
     (target / "README.md").write_text(README + student_page(root))
-    project = target / "pyproject.toml"
-    project.write_text(project.read_text().replace('requires-python = ">=3.11"', f'requires-python = "=={PYTHON}.*"'))
+    for name, changes in CHANGES.items():
+        change(target / name, changes)
+
+
+def change(path: Path, changes: Sequence[tuple[str, str]]) -> None:
+    """Replace text in a file. Raises `CourseError` where the text is not there any more."""
+    text = path.read_text()
+    for old, new in changes:
+        if old not in text:
+            raise CourseError(f"{path.name} has no {old!r} any more: bring CHANGES in {__name__} up to date")
+        text = text.replace(old, new)
+    path.write_text(text.partition("\0")[0])
 
 
 def files(root: Path = ROOT) -> Iterator[Path]:
@@ -147,15 +181,32 @@ def _end_of_head(tree: ast.Module) -> int:
 def gradescope(tree: Path, archive: Path, ids: Sequence[str] = ()) -> None:
     """Pack a students' tree, without lessons, as a Gradescope autograder. Source: Gradescope autograder documentation,
     "Autograder specifications": setup.sh and run_autograder at the top; submission in, results/results.json out."""
+    exercises = load_manifest(tree)
+    needs = requirements(tree, [exercises[id] for id in ids or exercises])
+    setup = SETUP.format(requirements=" ".join(f"'{need}'" for need in needs))
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
         for path in sorted(tree.rglob("*")):
             inside = path.relative_to(tree)
             if path.is_file() and inside.parts[0] != "lessons" and "__pycache__" not in inside.parts:
                 zipped.write(path, str(inside))
-        for name, text in (("setup.sh", SETUP), ("run_autograder", RUN.format(ids=" ".join(ids)))):
+        for name, text in (("setup.sh", setup), ("run_autograder", RUN.format(ids=" ".join(ids)))):
             info = zipfile.ZipInfo(name)
             info.external_attr = 0o100755 << 16
             zipped.writestr(info, text)
+
+
+def requirements(tree: Path, exercises: Sequence[Exercise]) -> list[str]:
+    """What pip is to install for grading: four packages, and all of the engine's if a grader imports one of those."""
+    engine = tomllib.loads((tree / "pyproject.toml").read_text())["project"]["dependencies"]
+    more = {need.partition(">=")[0].partition("==")[0] for need in engine} - {"psutil", "rich"}
+    code = f"import sys, runpy; sys.modules.update(dict.fromkeys({sorted(more)})); sys.dont_write_bytecode = True\n"
+    code += "for path in sys.argv[1:]: runpy.run_path(path)"
+    words = [sys.executable, "-c", code, *(exercise.test_file for exercise in exercises)]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    done = subprocess.run(words, cwd=tree, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode and "ModuleNotFoundError" not in done.stderr:
+        raise CourseError(f"a grader can't be loaded: {done.stderr.strip()}")
+    return [*GRADER_NEEDS, *engine, CPU_TORCH] if done.returncode else list(GRADER_NEEDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

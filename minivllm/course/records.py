@@ -133,4 +133,6 @@ def answer_path(exercise: Exercise, impl: str, root: Path = ROOT) -> Path:
     for path in (folder / exercise.file_name, folder / "exercises" / exercise.file_name):
         if path.exists():
             return path
-    raise CourseError(f"{folder} has no {exercise.file_name}; python -m minivllm.course.cut writes the stub")
+    kept = (root / "exercises" / "stubs").exists()
+    advice = "; exercises/stubs has the stub" if kept else "; python -m minivllm.course.cut writes the stub"
+    raise CourseError(f"{folder.name} has no {exercise.file_name}" + advice * (folder == root / "exercises"))

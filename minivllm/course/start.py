@@ -36,10 +36,11 @@ def sit(exercise: Exercise, path: Path, minutes: float, desk: Desk) -> Result:
     while (left := deadline - desk.clock()) > 0:
         desk.tell(f"{clock_face(left)} left for {path.name} · Enter grades · Ctrl-C gives up")
         if desk.wait(min(left, 1.0)):
+            desk.tell("grading ...")
             result = desk.grade(exercise, path)
             if result.full:
                 return result
-    desk.tell("time is up\n")
+    desk.tell("time is up: grading ...\n")
     return desk.grade(exercise, path)
 
 
@@ -54,7 +55,10 @@ def blank_file(exercise: Exercise, root: Path = ROOT) -> Path:
     one already: it may be somebody's work."""
     path = root / "blank" / exercise.file_name
     if path.exists():
-        raise CourseError(f"{path.relative_to(root)} is there already: move it away to start again")
+        raise CourseError(
+            f"{path.relative_to(root)} is there already: move it away to start again, or grade it: "
+            f"python -m minivllm grade {exercise.id} --impl blank"
+        )
     path.parent.mkdir(exist_ok=True)
     path.write_text(contract_only(_stub(exercise, root), exercise))
     return path
@@ -80,11 +84,11 @@ def start(exercise: Exercise, minutes: float, *, blank: bool, root: Path = ROOT)
     """A session in the terminal; the exit status is that of grading, or 130 after Ctrl-C."""
     path = blank_file(exercise, root) if blank else root / "exercises" / exercise.file_name
     until = time.strftime("%H:%M", time.localtime(time.time() + 60 * minutes))
-    print(f"write {path.relative_to(root)}; time ends at {until}")
+    print(f"open {path.relative_to(root)} in your editor and write; time ends at {until}")
     try:
         result = sit(exercise, path, minutes, Desk(time.time, wait_for_enter, tell, grade_and_show))
     except KeyboardInterrupt:
-        print()
+        print(f"\ngiven up; {path.relative_to(root)} stays as it is")
         return 130
     return 0 if result.full else 1
 

@@ -69,6 +69,25 @@ class TestTree:
         graders = {line.strip() for p, text in texts.items() if "tests" in p.parts for line in text.splitlines()}
         assert not [(p.name, line) for line in bodies() - graders for p, text in texts.items() if line in text]
 
+    def test_names_no_command_that_is_missing(self, tree: Path):
+        targets = subprocess.run(["make", "-s", "help"], cwd=tree, capture_output=True, text=True, check=True).stdout
+        assert [line.split()[1] for line in targets.splitlines() if line.startswith("make")] == [
+            "chat", "setup", "grade", "bench",
+        ]  # fmt: skip
+        texts = "".join((tree / name).read_text() for name in ("README.md", "AGENTS.md", "Makefile"))
+        assert not [word for word in ("course.cut", "course.gate", "book.build", "mypy", "pytest -n") if word in texts]
+
+    def test_asks_for_the_python_version_that_it_was_made_with(self, tree: Path):
+        assert f'"=={handout.PYTHON}.*"' in (tree / "pyproject.toml").read_text()
+        assert all("or newer" not in (tree / name).read_text() for name in ("README.md", "Makefile"))
+
+    def test_a_missing_file_is_to_be_copied_from_the_stubs(self, tree: Path, tmp_path: Path):
+        answer = tree / "exercises" / EXERCISES["calc-01"].file_name
+        answer.rename(tmp_path / "kept")
+        told = python(tree, "-m", "minivllm.course.grade", "calc-01").stdout
+        (tmp_path / "kept").rename(answer)
+        assert "exercises/stubs has the stub" in " ".join(told.split())
+
     def test_says_that_it_keeps_no_secret(self, tree: Path):
         assert "no secret" in (tree / "README.md").read_text()
 
@@ -149,6 +168,15 @@ class TestGradescope:
         assert results["score"] == EXERCISES["kv-01"].points
         assert sum(test["max_score"] for test in results["tests"] if "max_score" in test) == POINTS
         assert {"name", "score", "max_score", "status", "output", "visibility"} <= results["tests"][0].keys()
+
+    def test_torch_is_installed_only_for_a_grader_that_imports_it(self, made: Path, tree: Path):
+        assert handout.requirements(tree, list(EXERCISES.values())) == list(handout.GRADER_NEEDS)
+        torch = made / "with_torch"
+        shutil.copytree(tree, torch)
+        test = torch / EXERCISES["kv-01"].test_file
+        test.write_text(test.read_text().replace("import pytest", "import pytest\nimport torch", 1))
+        needs = handout.requirements(torch, [EXERCISES["kv-01"]])
+        assert [need for need in needs if need.startswith("torch==")]
 
     def test_both_scripts_are_executable_shell(self, autograder: Path, made: Path):
         for name in ("setup.sh", "run_autograder"):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from minivllm.course.grade import main
 from minivllm.course.manifest import ROOT, CourseError, load_manifest
 from minivllm.course.records import End, PartRecord, Result, Status
 from minivllm.course.start import Desk, blank_file, clock_face, sit
@@ -76,7 +77,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_the_blank_file_has_signature_and_contract_and_not_what_is_graded(root: Path):
     text = blank_file(EXERCISE, root).read_text()
-    assert "All or nothing: raises `OutOfBlocks`" in text
+    assert "All or nothing: raises `OutOfBlocks" in text
     assert '@solves("minivllm.kv.block_pool:BlockPool.free")' in text
     assert not [part.name for part in EXERCISE.parts if part.name in text]
     assert "--hint" not in text
@@ -86,3 +87,8 @@ def test_a_blank_file_that_is_there_is_kept(root: Path):
     blank_file(EXERCISE, root)
     with pytest.raises(CourseError, match="is there already"):
         blank_file(EXERCISE, root)
+
+
+def test_blank_without_start_is_an_error_not_an_ordinary_grading(capsys):
+    assert main(["kv-01", "--blank"]) == 2
+    assert "--blank goes with --start" in capsys.readouterr().err
