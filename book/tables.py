@@ -1,12 +1,15 @@
 """The book's generated pages, as Markdown: chapters, exercises, questions, machines, models, errata, decisions.
 
-They have no content of their own: what they list is in the manifest, the question bank, the calculators and book/decisions/.
+They have no content of their own: what they list is in the manifest, the question bank, the calculators, book/errata.toml
+and book/decisions/.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from minivllm.calc.hw import DEVICES, GB, Device
 from minivllm.calc.models import SHAPES, Shape
@@ -234,12 +237,49 @@ def _shape_row(shape: Shape) -> list[str]:
     ]  # fmt: skip
 
 
+KINDS = {
+    "wrong": ("Wrong", "These were never so."),
+    "dated": ("True once", "These were so when they were written, and are still read."),
+    "narrow": ("True of one case", "These hold in one case and are said of all."),
+}
+
+
+def load_errata() -> list[dict[str, Any]]:
+    """The errors in public sources, as book/errata.toml has them."""
+    entries: list[dict[str, Any]] = tomllib.loads((ROOT / "book" / "errata.toml").read_text(encoding="utf-8"))[
+        "erratum"
+    ]
+    return entries
+
+
 def errata() -> str:
-    """Where the usual answers are wrong or dated, from the question bank."""
-    bank = load_bank()
-    intro = "Answers that circulate, in interviews and on blogs, and what is wrong with them or has changed. Each chapter says how to check."
-    found = [f"## {q.id}: {q.title}\n\n{q.correction}" for q in bank.questions if q.correction]
-    return "\n\n".join(["# Errata of the usual answers", intro, *found]) + "\n"
+    """Errors in public sources, then the usual answers that are wrong or dated, from the question bank."""
+    intro = (
+        "What papers, posts, documentation and code say that is not so, or not so any more: what is said and where, what is right, "
+        "and how we know. Versions are vLLM 0.32.0 and the pages as they stood in 2026. If you find an error here, it belongs here."
+    )
+    out = ["# Errata of the sources", intro]
+    for kind, (title, meaning) in KINDS.items():
+        mine = [entry for entry in load_errata() if entry["kind"] == kind]
+        out += [f"## {title}", f"{meaning} {len(mine)} of them.", *map(_erratum, mine)]
+    usual = [
+        f"### {q.id}: {q.title}\n\n{q.correction} {_row_links([q.id])}" for q in load_bank().questions if q.correction
+    ]
+    said = "What is said in interviews, without a source that one could name, and what is wrong with it."
+    return "\n\n".join([*out, "## The usual answers", said, *usual]) + "\n"
+
+
+def _erratum(entry: dict[str, Any]) -> str:
+    rows = _row_links(entry.get("rows", []))
+    return (
+        f"### {entry['title']}\n\n**Said:** {entry['said']} ({entry['where']}.)\n\n**Right:** {entry['right']}\n\n"
+        f"**How we know:** {entry['how']} {rows}"
+    ).rstrip()
+
+
+def _row_links(rows: Sequence[str]) -> str:
+    links = ", ".join(f"[{row}](questions.md#row-{row.lower()})" for row in rows)
+    return f"Asked in {links}." if links else ""
 
 
 def decisions() -> str:

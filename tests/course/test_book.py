@@ -12,6 +12,7 @@ from book import tables as pages
 from minivllm.calc.hw import DEVICES
 from minivllm.course.gate import Report
 from minivllm.course.manifest import ROOT, CourseError, load_manifest
+from minivllm.course.quantities import calculate, read_quantities
 from minivllm.course.questions import load_bank
 from minivllm.course.weave import lesson_sources, read_cells
 
@@ -36,6 +37,46 @@ def test_chapters_link_to_what_is_written_and_name_the_rest():
         assert chapter.title in text
         notebook = pages.woven(chapter)
         assert notebook is None or f"(lessons/{notebook.name})" in text
+
+
+ERRATA = pages.load_errata()
+each_erratum = pytest.mark.parametrize("entry", ERRATA, ids=lambda entry: entry["title"])
+
+
+@each_erratum
+def test_an_erratum_says_what_is_said_where_what_is_right_and_how_we_know(entry):
+    assert entry["kind"] in pages.KINDS
+    assert all(entry[field].strip() for field in ("title", "where", "said", "right", "how"))
+    rows = {question.id for question in load_bank().questions}
+    assert set(entry.get("rows", [])) <= rows
+    assert f"### {entry['title']}" in pages.errata()
+
+
+@each_erratum
+def test_numbers_of_an_erratum_follow_from_their_formulas(entry):
+    for formula, quoted in entry.get("numbers", []):
+        assert quoted in entry["right"] + entry["how"]
+        assert next(read_quantities(quoted)).plain == pytest.approx(calculate(formula), rel=0.035), formula
+
+
+def test_tests_that_errata_name_exist():
+    named = {name for entry in ERRATA for name in re.findall(r"`(test_\w+)`", entry["how"])}
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "course").glob("test_*.py"))
+    assert named
+    assert [name for name in named if f"def {name}(" not in text] == []
+
+
+def test_first_fit_decreasing_takes_four_bins_where_three_do():
+    items, bins = [44, 24, 24, 22, 21, 17, 8, 8, 6, 6], [[]]
+    for item in sorted(items, reverse=True):
+        room = next((b for b in bins if sum(b) + item <= 61), None)
+        if room is None:
+            bins.append(room := [])
+        room.append(item)
+    best = [[44, 17], [24, 22, 8, 6], [24, 21, 8, 6]]
+    assert sorted(item for b in best for item in b) == sorted(items)
+    assert all(sum(b) <= 61 for b in best)
+    assert len(bins) == 4
 
 
 def test_bars_in_cells_do_not_break_a_table():

@@ -22,6 +22,11 @@ def test_the_first_four_chapters_are_there_with_exercises_and_symbols():
         assert question.symbols
 
 
+def test_every_row_of_the_syllabus_is_asked():
+    syllabus = {f"A{i}" for i in range(1, 36)} | {f"B{i}" for i in range(1, 39)}
+    assert {question.id for question in BANK.questions} == syllabus
+
+
 def test_exercises_name_the_row_that_names_them():
     rows = {id: exercise.row for id, exercise in load_manifest().items()}
     for question in BANK.questions:
