@@ -10,9 +10,8 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     3  for any machine the speed lies between its memories', and more room on the faster never slows it
 
 Grade it:  python -m minivllm.course.grade calc-01          (--hint for the next hint)
-Run it:    python -m minivllm.course.run --with exercises/calc_01_spill.py "What is the capital of France?"
 """
-# cut from the engine: 7880c0ddb5e16edd
+# cut from the engine: eace143e0224139f
 
 from __future__ import annotations
 

@@ -9,9 +9,8 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     1  for any lengths, used and wasted slots make whole blocks, and no block is only waste
 
 Grade it:  python -m minivllm.course.grade calc-02          (--hint for the next hint)
-Run it:    python -m minivllm.course.run --with exercises/calc_02_paged_waste.py "What is the capital of France?"
 """
-# cut from the engine: c1ab16f14d8c9bfe
+# cut from the engine: f2aceea6423f17f1
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ Add helpers and imports as you like; keep the names and the @solves marks.
 Grade it:  python -m minivllm.course.grade kv-02          (--hint for the next hint)
 Run it:    python -m minivllm.course.run --with exercises/kv_02_longest_hit.py "What is the capital of France?"
 """
-# cut from the engine: 9643592bdba7a0ee
+# cut from the engine: 965e5f1ecb0df5df
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def longest_hit(hashes: Seq[bytes], num_tokens: int, block_size: int, index: Ind
     """The blocks of the longest cached prefix, in order; takes no references and changes nothing.
 
     At most `num_tokens - 1` tokens may come from the cache (the last-token rule: somebody has to compute logits), and
-    hits are whole blocks, so a prompt that is cached completely computes its entire last block again. `hashes` are those
-    of the sequence's full blocks, maybe of more than `num_tokens` tokens. `index.find(h)`, its only method, gives the
+    hits are whole blocks, so a prompt of whole blocks that are all cached computes its entire last block again. `hashes`
+    are those of the sequence's full blocks, maybe of more than `num_tokens` tokens. `index.find(h)`, its only method, gives the
     block published under hash h, or None.
     """
     raise NotImplementedError("kv-02: longest_hit")

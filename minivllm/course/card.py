@@ -40,7 +40,7 @@ def print_card(result: Result, console: Console | None = None, hints: int = 0) -
     console.print("[dim]A part earns its points when all its tests pass, and none before.[/]")
     if result.end is not End.FINISHED:
         _explain_end(result, console)
-    elif not result.untouched:
+    else:
         for parts in _by_cause(result):
             _explain(parts, result, console)
     _print_hints(result, console, hints)
@@ -91,8 +91,6 @@ def _explain(parts: list[PartResult], result: Result, console: Console) -> None:
 
 
 def _sentence(record: PartRecord) -> str:
-    if record.status is Status.TODO:
-        return "not started"
     if record.status is Status.SKIPPED:
         return "a test was skipped, which counts as not passed"
     return record.why[:600] or record.error

@@ -141,6 +141,9 @@ def is_edited(text: str) -> bool:
 def _stub_head(exercise: Exercise) -> str:
     path = f"exercises/{exercise.file_name}"
     parts = "\n".join(f"  {part.points:3}  {part.name}" for part in exercise.parts)
+    run = f'\nRun it:    python -m minivllm.course.run --with {path} "What is the capital of France?"'
+    if all(hole.module.startswith("minivllm.calc.") for hole in exercise.holes):
+        run = ""  # the engine doesn't call the calculator
     return f'''"""{exercise.id} · {exercise.title} · chapter {exercise.chapter} · about {exercise.minutes} minutes · {exercise.points} points
 
 Replace each `raise NotImplementedError`. Signature and docstring are the contract; everything that they allow is right.
@@ -148,8 +151,7 @@ Add helpers and imports as you like; keep the names and the @solves marks.
 
 {parts}
 
-Grade it:  python -m minivllm.course.grade {exercise.id}          (--hint for the next hint)
-Run it:    python -m minivllm.course.run --with {path} "What is the capital of France?"
+Grade it:  python -m minivllm.course.grade {exercise.id}          (--hint for the next hint){run}
 """
 '''
 

@@ -2,63 +2,43 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 FITS = 300
-"""Characters that a value may have to be shown whole: two of them, still shown by plain pytest."""
+"""Characters of a value that are shown at most: two values, and plain pytest still shows both."""
 
 DUE = "due: "
-"""What a note on an exception begins with if another one, or none at all, was due."""
+"""What the note on an exception begins with where another one was due."""
 
 
-class MustRaise:
-    """`with MustRaise(ValueError, "freeing a block twice"):` passes if the body raises that, and says so if it doesn't."""
-
-    def __init__(self, kind: type[Exception], what: str) -> None:
-        self.kind = kind
-        self.due = f"{what} must raise {kind.__name__}"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> bool:
-        if error is None:
-            raise AssertionError(f"{self.due}, but it went through")
-        if not isinstance(error, self.kind):
-            error.add_note(f"{DUE}{self.due}")
-        return isinstance(error, self.kind)
+@contextmanager
+def must_raise(kind: type[Exception], what: str) -> Iterator[None]:
+    """`with must_raise(ValueError, "freeing a block twice"):` passes if the body raises that, and says so if it doesn't."""
+    due = f"{what} must raise {kind.__name__}"
+    try:
+        yield
+    except kind:
+        return
+    except Exception as error:
+        error.add_note(DUE + due)
+        raise
+    raise AssertionError(f"{due}, but it went through")
 
 
 def comparison(came: Any, expected: Any) -> list[str]:
     """Two values that should be equal, whole if they are short, else from where they first differ."""
     head = []
-    if max(len(_repr(came)), len(_repr(expected))) > FITS:
-        path, came, expected = first_difference(came, expected)
-        head = [f"first difference at index {', '.join(map(str, path))}"] if path else []
+    if max(len(repr(came)), len(repr(expected))) > FITS and type(came) is type(expected) in (list, tuple, str):
+        differ = (i for i, (a, b) in enumerate(zip(came, expected, strict=False)) if a != b)
+        first = next(differ, min(len(came), len(expected)))
+        head, came, expected = [f"first difference at index {first}"], came[first:], expected[first:]
     return [*head, f"came:     {_short(came)}", f"expected: {_short(expected)}"]
 
 
-def first_difference(left: Any, right: Any, path: tuple[int, ...] = ()) -> tuple[tuple[int, ...], Any, Any]:
-    """(indices that lead there, left value, right value); where one ends, what the other goes on with."""
-    if type(left) is not type(right) or not isinstance(left, list | tuple | str):
-        return path, left, right
-    for i, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return ((*path, i), left[i:], right[i:]) if isinstance(left, str) else first_difference(a, b, (*path, i))
-    i = min(len(left), len(right))
-    return (*path, i), left[i:], right[i:]
-
-
 def _short(value: Any) -> str:
-    text = _repr(value)
-    return text if len(text) <= FITS else f"{text[: FITS - 30]} ... ({len(text)} characters)"
-
-
-def _repr(value: Any) -> str:
     if isinstance(value, bytes) and len(value) == 32:
         return f"the hash {value[:4].hex()}..."
-    try:
-        return repr(value)
-    except Exception as error:
-        return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
+    text = repr(value)
+    return text if len(text) <= FITS else f"{text[: FITS - 3]}..."

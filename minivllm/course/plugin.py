@@ -227,8 +227,8 @@ LATE = pytest.StashKey[str]()
 EXAMPLE_HEADS = ("Falsifying example", "Failing test case")
 """What Hypothesis writes before an example, in its older and newer versions."""
 
-NOISE = re.compile(r"\s*(self=|<state machine>|state\.agrees_with_the_model\(\))")
-"""Lines of an example that say nothing: after every call a stateful test compares with its model."""
+NOISE = re.compile(r"\s*(self=|<state machine>|state\.(agrees_with_the_model|teardown)\(\))")
+"""Lines of an example that say nothing: a stateful test compares with its model after every call."""
 
 
 def _record(names: tuple[str, str], item: pytest.Item, call: pytest.CallInfo[None], files: list[Path]) -> PartRecord:
@@ -250,14 +250,15 @@ def _first_error(error: BaseException) -> BaseException:
 
 
 def _describe(record: PartRecord, error: BaseException, files: list[Path]) -> None:
-    """Status, sentence, counterexample and place of a failure."""
+    """Status, sentence, counterexample and place of a failure; of what is not written yet only the first two."""
     text = re.sub(r"[\w.<>]*<locals>\.", "", str(error))  # who reads it doesn't know where a test defines its doubles
     record.error = type(error).__name__
     record.status = Status.FAILED
     if isinstance(error, pytest.skip.Exception):
         record.status = Status.SKIPPED
     elif isinstance(error, NotImplementedError) and text.startswith(f"{record.exercise}:"):
-        record.status = Status.TODO
+        record.status, record.why = Status.TODO, f"{text.partition(': ')[2]} is not written yet"
+        return
     notes = getattr(error, "__notes__", [])
     record.counterexample = _counterexample(notes)
     record.where = _place(error, {str(file) for file in files})
@@ -293,7 +294,7 @@ def _counterexample(notes: list[str]) -> str:
         if head in EXAMPLE_HEADS:
             lines = rest.strip().splitlines()
             kept += [line for line in lines if not NOISE.match(line)]
-        elif head.startswith(("Draw ", "state")) and note != "state.teardown()":
+        elif head.startswith(("Draw ", "state")) and not NOISE.match(note):
             kept.append(note)
     return "\n".join(kept)
 

@@ -2,21 +2,21 @@
 
 import pytest
 
-from minivllm.course.expect import FITS, MustRaise, comparison
+from minivllm.course.expect import FITS, comparison, must_raise
 
 
 class TestMustRaise:
     def test_the_right_exception_passes_with_any_message_or_none(self):
-        with MustRaise(ValueError, "freeing twice"):
+        with must_raise(ValueError, "freeing twice"):
             raise ValueError
 
     def test_none_is_said_in_words(self):
         due = "freeing twice must raise ValueError, but it went through"
-        with pytest.raises(AssertionError, match=due), MustRaise(ValueError, "freeing twice"):
+        with pytest.raises(AssertionError, match=due), must_raise(ValueError, "freeing twice"):
             pass
 
     def test_another_one_goes_through_with_a_note(self):
-        with pytest.raises(StopIteration) as caught, MustRaise(ValueError, "freeing twice"):
+        with pytest.raises(StopIteration) as caught, must_raise(ValueError, "freeing twice"):
             raise StopIteration
         assert caught.value.__notes__ == ["due: freeing twice must raise ValueError"]
 
@@ -29,16 +29,12 @@ class TestComparison:
     @pytest.mark.parametrize("kind", [list, tuple])
     def test_what_is_long_from_the_first_difference(self, kind):
         expected = list(range(1000))
-        came = [*expected[:700], -1, *expected[701:]]
+        came = [*expected[:990], -1, *expected[991:]]
         assert comparison(kind(came), kind(expected)) == [
-            "first difference at index 700",
-            "came:     -1",
-            "expected: 700",
+            "first difference at index 990",
+            f"came:     {kind(came[990:])}",
+            f"expected: {kind(expected[990:])}",
         ]
-
-    def test_also_inside(self):
-        left, right = ([1, list(range(500))], [1, [*range(499), 0]])
-        assert comparison(left, right)[0] == "first difference at index 1, 499"
 
     def test_one_that_ends_early(self):
         came, expected = list(range(200)), list(range(202))
@@ -53,10 +49,3 @@ class TestComparison:
 
     def test_a_hash_by_its_first_bytes(self):
         assert comparison(b"\1" * 32, None) == ["came:     the hash 01010101...", "expected: None"]
-
-    def test_a_value_that_cannot_be_shown(self):
-        class Bad:
-            def __repr__(self):
-                raise RuntimeError
-
-        assert comparison(Bad(), 1)[0] == "came:     <Bad, whose repr raises RuntimeError>"

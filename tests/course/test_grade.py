@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from minivllm.course.cut import cut
 from minivllm.course.manifest import ROOT, load_manifest
 from tests.course.attacks import RIGHT, lookup
 
@@ -111,6 +112,24 @@ class TestFailures:
     def test_a_double_of_the_grader_has_the_name_that_the_contract_gives_it(self, folder):
         text = card_of("kv-03", "kv_03_leaf_first.py", "self._emit(EventKind.FREED, ", "self._emit(", folder)
         assert "raised TypeError: _emit() missing 1 required positional argument" in text
+
+
+def test_what_is_not_written_yet_is_named(folder):
+    path = folder / "half.py"
+    stub = cut(EXERCISES["kv-01"])[0]
+    path.write_text(stub.replace('raise NotImplementedError("kv-01: BlockPool.touch")', "pass"))
+    text = grade("kv-01", "--impl", path).stdout
+    assert "BlockPool.allocate is not written yet" in text
+    assert "not started" in text
+
+
+def test_one_method_written_is_a_start(folder):
+    path = folder / "begun.py"
+    body = "blocks = [self.free_list.pop_head() for _ in range(n)]\n        for b in blocks: b.ref_count = 1\n        return blocks"
+    path.write_text(cut(EXERCISES["kv-01"])[0].replace('raise NotImplementedError("kv-01: BlockPool.allocate")', body))
+    text = grade("kv-01", "--impl", path).stdout
+    assert "BlockPool.free is not written yet" in text
+    assert "not started" not in text
 
 
 class TestFiles:

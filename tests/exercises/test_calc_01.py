@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm.calc.roofline import spill_tps
-from minivllm.course.expect import MustRaise
+from minivllm.course.expect import must_raise
 
 near = pytest.approx
 
@@ -76,7 +76,7 @@ class TestRefused:
         ],
     )  # fmt: skip
     def test_with_a_value_error(self, arguments):
-        with MustRaise(ValueError, f"spill_tps{arguments}"):
+        with must_raise(ValueError, f"spill_tps{arguments}"):
             spill_tps(*arguments)
 
     def test_but_no_room_at_all_makes_sense(self):

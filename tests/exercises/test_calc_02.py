@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm.calc.memory import paged_waste
-from minivllm.course.expect import MustRaise
+from minivllm.course.expect import must_raise
 
 
 def part(name: str) -> pytest.MarkDecorator:
@@ -48,7 +48,7 @@ class TestNothing:
 class TestRefused:
     @pytest.mark.parametrize(("lens", "block_size"), [([1], 0), ([1], -16), ([-1], 16), ([17, -17], 16), ([], 0)])
     def test_with_a_value_error(self, lens, block_size):
-        with MustRaise(ValueError, f"paged_waste({lens}, {block_size})"):
+        with must_raise(ValueError, f"paged_waste({lens}, {block_size})"):
             paged_waste(lens, block_size)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from minivllm.course.expect import MustRaise
+from minivllm.course.expect import must_raise
 from minivllm.kv.block_pool import BlockPool, OutOfBlocks
 from minivllm.plan import EventKind
 
@@ -55,7 +55,7 @@ class TestAllocate:
         pool = BlockPool(5)
         published(pool, 3)
         before = state(pool)
-        with MustRaise(OutOfBlocks, "allocating 5 blocks when 4 are free"):
+        with must_raise(OutOfBlocks, "allocating 5 blocks when 4 are free"):
             pool.allocate(5)
         assert state(pool) == before, (
             "an allocate that fails must leave the pool as it was: no block taken, no hash lost"
@@ -125,7 +125,7 @@ class TestShare:
         pool.touch(blocks)
         pool.allocate(1)
         assert [b.ref_count for b in blocks] == [1, 1, 1], "every block of the hit needs a reference, not only the last"
-        with MustRaise(OutOfBlocks, "allocating when all blocks are held, three of them by a hit,"):
+        with must_raise(OutOfBlocks, "allocating when all blocks are held, three of them by a hit,"):
             pool.allocate(1)
 
     def test_the_null_block_is_nobodys(self):
@@ -150,7 +150,7 @@ class TestDoubleFree:
         blocks = pool.allocate(1)
         pool.free(blocks)
         before = state(pool)
-        with MustRaise(ValueError, "freeing a block that nobody holds"):
+        with must_raise(ValueError, "freeing a block that nobody holds"):
             pool.free(blocks)
         assert state(pool) == before, "a refused free must change nothing"
 
@@ -158,7 +158,7 @@ class TestDoubleFree:
         pool = BlockPool(3)
         [block] = pool.allocate(1)
         before = state(pool)
-        with MustRaise(ValueError, "freeing a block twice in one call when it has one holder"):
+        with must_raise(ValueError, "freeing a block twice in one call when it has one holder"):
             pool.free([block, block])
         assert state(pool) == before, "a call that frees a block twice and holds it once must change nothing"
 
@@ -167,7 +167,7 @@ class TestDoubleFree:
         good, bad = pool.allocate(2)
         pool.free([bad])
         before = state(pool)
-        with MustRaise(ValueError, "freeing two blocks of which nobody holds the second"):
+        with must_raise(ValueError, "freeing two blocks of which nobody holds the second"):
             pool.free([good, bad])
         assert state(pool) == before, "when one block can't be freed none is"
 
@@ -222,7 +222,7 @@ class Calls(RuleBasedStateMachine):
     @rule(n=st.integers(0, 7))
     def allocate(self, n):
         if n > len(self.queue):
-            with MustRaise(OutOfBlocks, f"allocating {n} blocks when {len(self.queue)} are free"):
+            with must_raise(OutOfBlocks, f"allocating {n} blocks when {len(self.queue)} are free"):
                 self.pool.allocate(n)
             return
         wanted, self.queue = self.queue[:n], self.queue[n:]
@@ -243,7 +243,7 @@ class Calls(RuleBasedStateMachine):
         blocks = [self.pool.blocks[id] for id in which]
         if not all(self.references[id] for id in which):
             unheld = [id for id in which if not self.references[id]]
-            with MustRaise(ValueError, f"freeing blocks {which}, of which nobody holds {unheld},"):
+            with must_raise(ValueError, f"freeing blocks {which}, of which nobody holds {unheld},"):
                 self.pool.free(blocks)
             return
         self.pool.free(blocks)

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from minivllm.config import EngineConfig
 from minivllm.course.cost import counted, typical_work
-from minivllm.course.expect import MustRaise
+from minivllm.course.expect import must_raise
 from minivllm.kv.block_pool import Block, FreeList, OutOfBlocks
 from minivllm.kv.manager import KVCacheManager
 from minivllm.plan import EventKind
@@ -54,7 +54,7 @@ class TestQueue:
         free, _ = filled(1)
         free.pop_head()
         for _ in range(2):
-            with MustRaise(OutOfBlocks, "pop_head of an empty list"):
+            with must_raise(OutOfBlocks, "pop_head of an empty list"):
                 free.pop_head()
         assert (len(free), ids(free)) == (0, []), "a failed pop_head changes nothing"
 
@@ -74,14 +74,14 @@ class TestRemove:
         free.remove(blocks[1])
         free.pop_head()
         for block, who in ((blocks[0], "popped"), (blocks[1], "removed"), (Block(7), "never put in")):
-            with MustRaise(ValueError, f"removing a block that was {who}"):
+            with must_raise(ValueError, f"removing a block that was {who}"):
                 free.remove(block)
         assert (len(free), ids(free)) == (1, [2]), "a refused remove changes nothing"
 
     @pytest.mark.parametrize("put", ["append", "prepend"])
     def test_what_is_there_cannot_come_in_again(self, put):
         free, blocks = filled(3)
-        with MustRaise(ValueError, f"{put} of a block that is in the list already"):
+        with must_raise(ValueError, f"{put} of a block that is in the list already"):
             getattr(free, put)(blocks[1])
         assert (len(free), ids(free)) == (3, [0, 1, 2]), f"a refused {put} changes nothing"
 
@@ -241,7 +241,7 @@ class Calls(RuleBasedStateMachine):
     def put(self, id, at_head):
         method = self.free.prepend if at_head else self.free.append
         if id in self.model:
-            with MustRaise(ValueError, f"{method.__name__} of block {id} to a list of blocks {self.model}"):
+            with must_raise(ValueError, f"{method.__name__} of block {id} to a list of blocks {self.model}"):
                 method(self.blocks[id])
         else:
             method(self.blocks[id])
@@ -253,7 +253,7 @@ class Calls(RuleBasedStateMachine):
             self.free.remove(self.blocks[id])
             self.model.remove(id)
         else:
-            with MustRaise(ValueError, f"removing block {id} from a list of blocks {self.model}"):
+            with must_raise(ValueError, f"removing block {id} from a list of blocks {self.model}"):
                 self.free.remove(self.blocks[id])
 
     @rule()
@@ -261,7 +261,7 @@ class Calls(RuleBasedStateMachine):
         if self.model:
             assert self.free.pop_head().id == self.model.pop(0), "pop_head must give the head"
         else:
-            with MustRaise(OutOfBlocks, "pop_head of an empty list"):
+            with must_raise(OutOfBlocks, "pop_head of an empty list"):
                 self.free.pop_head()
 
     @invariant()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minivllm.course.expect import MustRaise
+from minivllm.course.expect import must_raise
 from minivllm.sample.detok import IncrementalDetokenizer
 
 BAD = "\N{REPLACEMENT CHARACTER}"
@@ -99,7 +99,7 @@ class TestSkip:
     def test_their_bytes_may_be_unknown(self):
         detokenizer = IncrementalDetokenizer({0: b"x"}.__getitem__, frozenset({7}))
         assert detokenizer.push(7) == "", "bytes of a skipped token must not be asked for: it may have none"
-        with MustRaise(KeyError, "pushing an id for which token_bytes raises KeyError"):
+        with must_raise(KeyError, "pushing an id for which token_bytes raises KeyError"):
             detokenizer.push(8)
 
 
