@@ -81,7 +81,9 @@ def write_csv(path: Path, classes: Mapping[str, Sequence[Result]]) -> None:
         for student, results in classes.items():
             points = [result.points for result in results]
             notes = [
-                f"{r.exercise.id} {r.end}: {r.reason}" for r in results if r.end not in (End.FINISHED, End.MISSING)
+                f"{r.exercise.id} {r.end}" + f": {r.reason}" * (r.end is not End.MISSING)
+                for r in results
+                if r.end is not End.FINISHED
             ]
             notes += [f"{r.exercise.id} {flag}" for r in results for flag in r.flags]
             total = sum(result.exercise.points for result in results)

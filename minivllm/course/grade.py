@@ -135,7 +135,7 @@ def watch(options: argparse.Namespace, exercises: Sequence[Exercise]) -> int:
 
 def grade_class(options: argparse.Namespace, exercises: Sequence[Exercise]) -> int:
     """Grade every student's folder and write one line for each."""
-    folders = sorted(path for path in options.submissions.iterdir() if path.is_dir())
+    folders = sorted(options.submissions.glob("*/"))
     if not folders:
         raise CourseError(f"--submissions {options.submissions}: has no folders; it needs one for each student")
     tasks = [Task(exercise, str(folder)) for folder in folders for exercise in exercises]
