@@ -24,7 +24,6 @@ RC: Any = {
     "axes.spines.right": False,
     "axes.facecolor": "none",
     "figure.facecolor": "none",
-    "legend.frameon": False,
     "axes.prop_cycle": cycler(color=list(HUES)),
 }
 _STYLE = ".plot{margin:1em 0;max-width:40rem}.plot svg{width:100%;height:auto}.plot text{fill:currentColor}"
@@ -56,6 +55,8 @@ def _svg(drawn: Axes) -> str:
     buffer = io.StringIO()
     figure = drawn.get_figure(root=True)
     assert isinstance(figure, Figure)
+    if legend := drawn.get_legend():  # made by the lesson, outside RC: its white frame would hide the text on dark pages
+        legend.set_frame_on(False)
     with mpl.rc_context(RC):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     svg = buffer.getvalue()

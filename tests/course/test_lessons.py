@@ -7,6 +7,7 @@ import pytest
 from minivllm.course.directives import expand, to_markdown
 from minivllm.course.lint_lessons import defined_names, engine_names, lint, redefined
 from minivllm.course.manifest import ROOT, CourseError, load_manifest
+from minivllm.course.plot import Plot, axes
 from minivllm.course.questions import load_bank
 from minivllm.course.weave import is_current, lesson_sources, notebook_of, weave
 
@@ -90,3 +91,12 @@ def test_jupyter_gets_no_directive_and_no_role():
 def test_a_directive_that_jupyter_cannot_show_is_refused():
     with pytest.raises(CourseError, match="card"):
         to_markdown(":::{card} x\ny\n:::\n")
+
+
+def test_a_plots_legend_has_no_white_frame_that_would_hide_its_text_on_dark_pages():
+    ax = axes("x", "y")
+    ax.plot([0, 1], label="line")
+    ax.legend()
+    svg = Plot(ax, "a line")._repr_html_()
+    assert "line" in svg
+    assert "#ffffff" not in svg
