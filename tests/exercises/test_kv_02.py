@@ -194,8 +194,8 @@ texts = st.lists(st.integers(0, 1), max_size=9)
 salts = st.sampled_from(["", "", "x"])
 some_cached = st.lists(st.tuples(texts, salts), min_size=1, max_size=4)
 some_numbers = st.sets(st.integers(1, 12), max_size=2)
-keeps = st.just(9) | st.integers(0, 8)
-tails = st.just([]) | st.lists(st.integers(0, 1), max_size=4)
+keeps = st.integers(9, 9) | st.integers(0, 8)
+tails = st.builds(list) | st.lists(st.integers(0, 1), max_size=4)
 
 
 @part("a hit is exactly the longest prefix that is cached")
