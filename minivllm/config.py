@@ -125,7 +125,7 @@ class EngineConfig:
     partial_block_hits: bool = False
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    attention_backend: Literal["torch", "reference"] = "torch"
+    attention_backend: Literal["auto", "cpp", "torch", "reference"] = "auto"
     seed: int = 0
     trace_file: str | None = None
     check_integrity: bool = False
@@ -156,4 +156,4 @@ class EngineConfig:
         one_of("publish_at", self.publish_at, ("schedule", "compute"))
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float64"))
         one_of("device", self.device, ("auto", "cpu", "cuda"))
-        one_of("attention_backend", self.attention_backend, ("torch", "reference"))
+        one_of("attention_backend", self.attention_backend, ("auto", "cpp", "torch", "reference"))

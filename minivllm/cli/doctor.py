@@ -149,12 +149,19 @@ def device() -> Iterator[Finding]:
 
     from minivllm.models.decoder import resolve_device
     from minivllm.runner.model_runner import default_dtype
+    from minivllm_kernels import cpu as cpu_kernels
 
     chosen = resolve_device("auto")
     name = torch.cuda.get_device_name() if chosen.type == "cuda" else f"{torch.get_num_threads()} threads"
     yield Finding("device", f"{chosen} ({name})")
     yield Finding("dtype", str(default_dtype()).removeprefix("torch."))
-    yield Finding("attention", "torch (default), reference")
+    reason = None if chosen.type == "cpu" else "the model runs on a GPU"
+    reason = reason or cpu_kernels.why_not()
+    if reason:
+        advice = "" if chosen.type != "cpu" else "install g++ or clang++ for steps that are up to twice as fast"
+        yield Finding("attention", f"torch; no C++ kernels: {reason}", Verdict.NOTE, advice)
+    else:
+        yield Finding("attention", "cpp (C++ kernels, built); also torch, reference")
 
 
 def model_cache() -> Iterator[Finding]:

@@ -84,8 +84,13 @@ class EngineFlags:
         "auto"
     )
     attention_backend: Annotated[
-        str, Option(metavar="torch|reference", help="The fast one, or the obviously right one.", rich_help_panel=ENGINE)
-    ] = "torch"
+        str,
+        Option(
+            metavar="auto|cpp|torch|reference",
+            help="cpp reads blocks in place, torch needs no compiler, reference is obviously right.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = "auto"
     trace: Annotated[
         str | None,
         Option(

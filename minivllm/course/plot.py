@@ -55,7 +55,9 @@ def _svg(drawn: Axes) -> str:
     buffer = io.StringIO()
     figure = drawn.get_figure(root=True)
     assert isinstance(figure, Figure)
-    if legend := drawn.get_legend():  # made by the lesson, outside RC: its white frame would hide the text on dark pages
+    if (
+        legend := drawn.get_legend()
+    ):  # made by the lesson, outside RC: its white frame would hide the text on dark pages
         legend.set_frame_on(False)
     with mpl.rc_context(RC):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minivllm.config import ModelConfig, ModelError
-from minivllm.models.layers import PackedLinear, Rotary, gated_silu, rms_norm, rotate
+from minivllm.models import layers
+from minivllm.models.layers import LayerOps, PackedLinear, Rotary, rms_norm
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """`attention(layer, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, H, D]`: stores K and V, then attends."""
@@ -67,20 +68,20 @@ class DecoderLayer:
         key = weights.get(prefix + "k_norm.weight", config.head_dim).expand(config.num_kv_heads, -1)
         return torch.cat((query, key))
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention, ops: LayerOps) -> Tensor:
         """Residual stream [T, hidden_size] -> the same tensor, one layer on."""
-        hidden.add_(self.output(self._attend(hidden, cos, sin, attention)))
-        normed = rms_norm(hidden, self.post_attention_norm, self.config.rms_norm_eps)
-        return hidden.add_(self.down(gated_silu(self.gate_up(normed))))
+        update = self.output(self._attend(hidden, cos, sin, attention, ops))
+        normed = ops.add_rms_norm(hidden, update, self.post_attention_norm, self.config.rms_norm_eps)
+        return hidden.add_(self.down(ops.gated_silu(self.gate_up(normed))))
 
-    def _attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
+    def _attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention, ops: LayerOps) -> Tensor:
         config = self.config
-        normed = rms_norm(hidden, self.input_norm, config.rms_norm_eps)
+        normed = ops.rms_norm(hidden, self.input_norm, config.rms_norm_eps)
         qkv = self.qkv(normed).view(len(hidden), -1, config.head_dim)
         qk, v = qkv.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), 1)
         if self.qk_norm is not None:
             qk = rms_norm(qk, self.qk_norm, config.rms_norm_eps)
-        q, k = rotate(qk, cos, sin).split((config.num_heads, config.num_kv_heads), 1)
+        q, k = ops.rotate(qk, cos, sin).split((config.num_heads, config.num_kv_heads), 1)
         return attention(self.index, q, k, v).view(len(hidden), -1)
 
 
@@ -99,6 +100,7 @@ class Decoder:
         """
         self.config = config
         self.dtype = dtype
+        self.wide = torch.promote_types(dtype, torch.float32)
         self.device = resolve_device(device)
         source = Weights(weights, dtype, self.device)
         table = (config.vocab_size, config.hidden_size)
@@ -109,12 +111,15 @@ class Decoder:
         self.head = PackedLinear(self.embedding if tied else source.get("lm_head.weight", *table))
         self.rotary = Rotary(config, dtype, self.device)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Residual stream [T, hidden_size] after the last layer, for token ids and positions int64 [T]."""
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention, ops: LayerOps = layers) -> Tensor:
+        """Residual stream [T, hidden_size] after the last layer, for token ids and positions int64 [T].
+
+        float32, or float64 in a float64 model: a bfloat16 stream would round away small updates, layer by layer.
+        """
         cos, sin = self.rotary.at(positions)
-        hidden = F.embedding(token_ids, self.embedding)
+        hidden = F.embedding(token_ids, self.embedding).to(self.wide)
         for layer in self.layers:
-            hidden = layer.forward(hidden, cos, sin, attention)
+            hidden = layer.forward(hidden, cos, sin, attention, ops)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -124,7 +129,7 @@ class Decoder:
         several layers.
         """
         normed = rms_norm(hidden, self.norm, self.config.rms_norm_eps)
-        return self.head(normed).to(torch.promote_types(self.dtype, torch.float32))
+        return self.head(normed).to(self.wide)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

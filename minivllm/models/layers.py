@@ -1,6 +1,6 @@
 """What a decoder is built of: packed linear layers, RMSNorm, rotary embeddings.
 
-Each is a few lines of torch. Where torch has a slow and a fast way to say the same thing on a CPU, the fast one stands
+Each is a few lines of torch, and the definition of what a faster kernel of the same name (`LayerOps`) must compute. Where torch has a slow and a fast way to say the same thing on a CPU, the fast one stands
 here and book/decisions/0002-cpu-speed.md holds the figures.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from functools import cache
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -55,13 +56,31 @@ def can_pack(dtype: torch.dtype, device_type: str) -> bool:
     return True
 
 
+class LayerOps(Protocol):
+    """What a layer does between its matrix products: this module's functions, or kernels that compute the same."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+    def add_rms_norm(self, x: Tensor, update: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+    def gated_silu(self, gate_up: Tensor) -> Tensor: ...
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor: ...
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x / sqrt(mean(x**2) + eps) * weight` over the last dimension of x [..., D]; mean and root in float32 or better.
+    """`x / sqrt(mean(x**2) + eps) * weight` over the last dimension of x [..., D], in the weight's dtype; mean and root
+    in float32 or better.
 
     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return F.rms_norm(wide, x.shape[-1:], None, eps).to(x.dtype).mul_(weight)
+    return F.rms_norm(wide, x.shape[-1:], None, eps).to(weight.dtype).mul_(weight)
+
+
+def add_rms_norm(x: Tensor, update: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add `update` to the residual stream x, both [T, D], in place; returns the sum's `rms_norm`."""
+    return rms_norm(x.add_(update), weight, eps)
 
 
 def gated_silu(gate_up: Tensor) -> Tensor:

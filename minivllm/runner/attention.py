@@ -1,20 +1,27 @@
 """Paged attention: K and V of a step go into the cache, then each token attends to its own past through a block table.
 
-`ReferenceAttention` is the definition. `TorchAttention` computes the same numbers in as few torch calls as it can.
+`ReferenceAttention` is the definition. `TorchAttention` computes the same numbers in as few torch calls as it can;
+`CppAttention` reads the past of decodes where it is, with a kernel in C++.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+from minivllm_kernels import cpu
 from torch import Tensor
 
-from minivllm.models.decoder import Attention
+from minivllm.config import ConfigError
+from minivllm.models.decoder import Attention, Decoder
 from minivllm.runner.input_batch import InputBatch
 from minivllm.runner.kv_cache import KVCache
+
+log = logging.getLogger(__name__)
 
 
 class AttentionBackend(Protocol):
@@ -77,11 +84,11 @@ class TorchAttention:
 
     def prepare(self, batch: InputBatch) -> Attention:
         """See `AttentionBackend`."""
-        written = self.cache.rows_to_write(batch.slot_mapping)
+        write = self._writer(batch)
         parts = self._parts(batch)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self.cache.write(layer, written, k, v)
+            write(layer, k, v)
             output = torch.empty_like(q, memory_format=torch.contiguous_format)
             for part in parts:
                 part.attend(layer, q, output)
@@ -89,15 +96,34 @@ class TorchAttention:
 
         return attend
 
+    def _writer(self, batch: InputBatch) -> Callable[[int, Tensor, Tensor], None]:
+        rows = self.cache.rows_to_write(batch.slot_mapping)
+        return lambda layer, k, v: self.cache.write(layer, rows, k, v)
+
     def _parts(self, batch: InputBatch) -> list[Part]:
         lengths = batch.context_lengths
         one_token = [lengths[row] - start == 1 for row, start in enumerate(batch.starts)]
         decodes = [row for row, one in enumerate(one_token) if one]
         parts: list[Part] = [PrefillPart(self.cache, batch, row) for row, one in enumerate(one_token) if not one]
-        for bucket in bucket_by_length([lengths[row] for row in decodes]):
+        return parts + self._decodes(batch, decodes)
+
+    def _decodes(self, batch: InputBatch, decodes: list[int]) -> list[Part]:
+        parts: list[Part] = []
+        for bucket in bucket_by_length([batch.context_lengths[row] for row in decodes]):
             rows = [decodes[index] for index in bucket]
             parts.append((LoneDecodePart if len(rows) == 1 else DecodePart)(self.cache, batch, rows))
         return parts
+
+
+class CppAttention(TorchAttention):
+    """Decodes read K and V where the cache has them: no gather, no padding, no mask. Prefill chunks as in
+    `TorchAttention`: there matrix products pay for the gather many times over."""
+
+    def _writer(self, batch: InputBatch) -> Callable[[int, Tensor, Tensor], None]:
+        return lambda layer, k, v: cpu.store_kv(k, v, batch.slot_mapping, self.cache.layers[layer])
+
+    def _decodes(self, batch: InputBatch, decodes: list[int]) -> list[Part]:
+        return [PagedDecodePart(self.cache, batch, decodes)] if decodes else []
 
 
 class Part(Protocol):
@@ -106,6 +132,21 @@ class Part(Protocol):
     def attend(self, layer: int, q: Tensor, output: Tensor) -> None:
         """Fill this part's tokens of `output` from its tokens of q, both [T, H, D]."""
         ...
+
+
+class PagedDecodePart:
+    """All rows of one token, each over its own blocks."""
+
+    def __init__(self, cache: KVCache, batch: InputBatch, rows: list[int]) -> None:
+        self.cache = cache
+        self.tokens = torch.tensor([batch.query_starts[row] for row in rows])
+        self.tables = batch.block_tables[rows]
+        self.lengths = torch.tensor([batch.context_lengths[row] for row in rows])
+
+    def attend(self, layer: int, q: Tensor, output: Tensor) -> None:
+        """See `Part`."""
+        where = self.tokens, self.tables, self.lengths, self.cache.block_size
+        cpu.paged_decode(q, self.cache.layers[layer], *where, output)
 
 
 ALLOWED_PADDING = 1024
@@ -214,6 +255,26 @@ class PrefillPart:
         return torch.bmm(torch.softmax(scores, -1), v).view(heads, size, dim).transpose(0, 1)
 
 
-def make_attention(name: str, cache: KVCache) -> AttentionBackend:
-    """The backend that `EngineConfig.attention_backend` names."""
-    return ReferenceAttention(cache) if name == "reference" else TorchAttention(cache)
+BACKENDS: dict[str, Callable[[KVCache], AttentionBackend]] = {
+    "cpp": CppAttention,
+    "torch": TorchAttention,
+    "reference": ReferenceAttention,
+}
+
+
+def pick_backend(wanted: str, model: Decoder) -> str:
+    """Which of `BACKENDS` runs a model: the wanted one; for `auto`, C++ where it can be had, else torch with the reason in
+    the log. Raises `ConfigError` if C++ is asked for and can't be had."""
+    if wanted not in ("auto", "cpp"):
+        return wanted
+    config = model.config
+    reason = cpu.supports(model.dtype, config.head_dim, config.intermediate_size)
+    if model.device.type != "cpu":
+        reason = f"the model runs on {model.device.type}"
+    reason = reason or cpu.why_not()
+    if reason is None:
+        return "cpp"
+    if wanted == "cpp":
+        raise ConfigError("attention_backend", wanted, f"can't be had: {reason}; use torch")
+    log.info("attention and layers run in torch, not in C++: %s", reason)
+    return "torch"

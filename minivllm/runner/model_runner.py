@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from minivllm_kernels import cpu
 from torch import Tensor
 
 from minivllm.config import EngineConfig
+from minivllm.models import layers
 from minivllm.models.decoder import Decoder, resolve_device
 from minivllm.plan import StepPlan
-from minivllm.runner.attention import make_attention
+from minivllm.runner.attention import BACKENDS, pick_backend
 from minivllm.runner.host import keep_freed_memory
 from minivllm.runner.input_batch import InputBatch, build_input_batch
 from minivllm.runner.kv_cache import KVCache
@@ -37,14 +39,16 @@ class ModelRunner:
         self.model = model
         self.block_size = config.block_size
         self.cache = KVCache(model.config, num_blocks, config.block_size, model.dtype, model.device)
-        self.attention = make_attention(config.attention_backend, self.cache)
+        self.backend = pick_backend(config.attention_backend, model)
+        self.attention = BACKENDS[self.backend](self.cache)
+        self.ops: layers.LayerOps = cpu if self.backend == "cpp" else layers
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run the plan's rows. The plan must have at least one row."""
         self.cache.copy_blocks(plan.copies)
         batch = build_input_batch(plan, self.block_size, self.model.device)
-        hidden = self.model.forward(batch.token_ids, batch.positions, self.attention.prepare(batch))
+        hidden = self.model.forward(batch.token_ids, batch.positions, self.attention.prepare(batch), self.ops)
         logits = self.model.logits(hidden.index_select(0, batch.logits_indices))
         return StepResult(logits, self._prompt_logits(hidden, batch))
 

@@ -29,6 +29,7 @@ CONFIGS = {
     "small-blocks": {"block_size": 4, "max_num_batched_tokens": 16},
     "no-cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 9},
     "tight": {"block_size": 4, "num_kv_blocks": 16, "max_model_len": 48, "max_num_batched_tokens": 16},
+    "torch": {"attention_backend": "torch"},
     "reference": {"attention_backend": "reference"},
 }
 

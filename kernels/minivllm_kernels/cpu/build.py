@@ -1,0 +1,96 @@
+"""Compile kernels.cpp on first use, for the very processor it will run on, and keep the result.
+
+No build system and no header but the standard library's: one call of a compiler, about two seconds, and `ctypes` to call
+what comes out. The library shares torch's OpenMP threads: torch has loaded its libgomp before, under the same name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+OPTIMISE = ("-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-fPIC")
+COMPILERS = ("g++", "clang++", "c++")
+
+
+class KernelsUnavailable(RuntimeError):
+    """The C++ kernels can't be built or loaded here; the message says why."""
+
+
+@cache
+def why_not() -> str | None:
+    """Why there are no C++ kernels on this machine, or None if there are. Builds them if need be."""
+    try:
+        library()
+    except KernelsUnavailable as reason:
+        return str(reason)
+    return None
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The compiled kernels. Raises `KernelsUnavailable` without a compiler, or if what it makes can't be loaded."""
+    import torch  # noqa: F401  its OpenMP runtime must be the one in the process
+
+    compiler = find_compiler()
+    key = hashlib.sha256(SOURCE.read_bytes() + describe_target(compiler)).hexdigest()[:16]
+    target = build_folder() / f"kernels-{key}.so"
+    try:
+        if not target.exists():
+            compile_to(target, compiler)
+        return ctypes.CDLL(str(target))
+    except OSError as error:
+        raise KernelsUnavailable(f"{target}: {error}") from error
+
+
+def find_compiler() -> str:
+    """The C++ compiler: $CXX, else the first that is there. Raises `KernelsUnavailable` if there is none."""
+    for name in [os.environ["CXX"]] if "CXX" in os.environ else COMPILERS:
+        if path := shutil.which(name):
+            return path
+    raise KernelsUnavailable("no C++ compiler here (g++ or clang++; $CXX names another)")
+
+
+def describe_target(compiler: str) -> bytes:
+    """What decides whether a build fits: the compiler's version and the processor's features, as its macros have them."""
+    command = [compiler, *OPTIMISE, "-dM", "-E", "-x", "c++", os.devnull]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        raise KernelsUnavailable(f"{compiler} does not work: {last_line(done.stderr)}")
+    return done.stdout
+
+
+def build_folder() -> Path:
+    """Where builds are kept: below $MINIVLLM_CACHE, else below the user's cache folder."""
+    given = os.environ.get("MINIVLLM_CACHE")
+    root = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minivllm"
+    return root / "kernels"
+
+
+def compile_to(target: Path, compiler: str) -> None:
+    """Compile into place, whole or not at all: several processes may do so at once. One thread where OpenMP is missing."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        for openmp in (["-fopenmp"], ["-Wno-unknown-pragmas"]):
+            done = subprocess.run(
+                [compiler, *OPTIMISE, *openmp, "-shared", "-o", str(made), str(SOURCE)],
+                capture_output=True,
+                check=False,
+            )
+            if done.returncode == 0:
+                made.replace(target)
+                return
+        raise KernelsUnavailable(f"{compiler} can't compile {SOURCE.name}: {last_line(done.stderr)}")
+
+
+def last_line(output: bytes) -> str:
+    """The last line that a program wrote."""
+    return (output.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
