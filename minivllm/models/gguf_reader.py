@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from minivllm.config import ModelError
-from minivllm.models.gguf_quants import BLOCK_FORMATS, BlockFormat, type_name
+from minivllm.quant.gguf_formats import BLOCK_FORMATS, BlockFormat, type_name
 
 Scalar = str | int | float | bool
 Value = Scalar | list[Scalar]
