@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minivllm.config import ModelConfig, ModelError
+from minivllm.config import ModelConfig
 from minivllm.models.layers import PackedLinear, Rotary, gated_silu, rms_norm, rotate
+from minivllm.models.weights import check_weight, weight_shapes
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """`attention(layer, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, H, D]`: stores K and V, then attends."""
@@ -18,17 +19,15 @@ Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 class Weights:
     """Looks up tensors by their Hugging Face names; checks shapes; converts to one dtype and device."""
 
-    def __init__(self, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._shapes = weight_shapes(config)
         self._tensors, self._dtype, self._device = tensors, dtype, device
 
-    def get(self, name: str, *shape: int) -> Tensor:
+    def get(self, name: str) -> Tensor:
         """The tensor `name`. Raises `ModelError` if it's missing or has another shape."""
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise ModelError(f"weight {name} is missing; the file is incomplete or of another architecture")
-        if tuple(tensor.shape) != shape:
-            raise ModelError(f"weight {name} has shape {tuple(tensor.shape)}, the configuration says {shape}")
-        return tensor.to(self._device, self._dtype)
+        return check_weight(name, self._tensors.get(name), self._shapes).to(self._device, self._dtype)
 
 
 class DecoderLayer:
@@ -38,33 +37,27 @@ class DecoderLayer:
         self.config = config
         self.index = index
         self._prefix = f"model.layers.{index}."
-        hidden, inner = config.hidden_size, config.intermediate_size
-        heads = config.num_heads * config.head_dim
-        self.input_norm = weights.get(self._prefix + "input_layernorm.weight", hidden)
-        self.post_attention_norm = weights.get(self._prefix + "post_attention_layernorm.weight", hidden)
+        self.input_norm = weights.get(self._prefix + "input_layernorm.weight")
+        self.post_attention_norm = weights.get(self._prefix + "post_attention_layernorm.weight")
         self.qkv = self._load_qkv(weights)
         self.qk_norm = self._load_qk_norm(weights) if config.qk_norm else None
-        self.output = PackedLinear(weights.get(self._prefix + "self_attn.o_proj.weight", hidden, heads))
-        gate_up = [weights.get(f"{self._prefix}mlp.{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
-        self.gate_up = PackedLinear(torch.cat(gate_up))
-        self.down = PackedLinear(weights.get(self._prefix + "mlp.down_proj.weight", hidden, inner))
+        self.output = PackedLinear(weights.get(self._prefix + "self_attn.o_proj.weight"))
+        self.gate_up = PackedLinear(self._load_joined(weights, "mlp.gate_proj.weight", "mlp.up_proj.weight"))
+        self.down = PackedLinear(weights.get(self._prefix + "mlp.down_proj.weight"))
+
+    def _load_joined(self, weights: Weights, *names: str) -> Tensor:
+        """Several linear layers over the same input as one: one read of the input, one call."""
+        return torch.cat([weights.get(self._prefix + name) for name in names])
 
     def _load_qkv(self, weights: Weights) -> PackedLinear:
-        """Query, key and value projections as one linear layer: one read of the input, one call."""
-        config, prefix = self.config, self._prefix + "self_attn."
-        rows = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
-        sizes = {name: heads * config.head_dim for name, heads in rows.items()}
-        weight = [weights.get(f"{prefix}{name}_proj.weight", size, config.hidden_size) for name, size in sizes.items()]
-        if not config.qkv_bias:
-            return PackedLinear(torch.cat(weight))
-        bias = [weights.get(f"{prefix}{name}_proj.bias", size) for name, size in sizes.items()]
-        return PackedLinear(torch.cat(weight), torch.cat(bias))
+        weight, bias = ([f"self_attn.{name}_proj.{kind}" for name in "qkv"] for kind in ("weight", "bias"))
+        packed_bias = self._load_joined(weights, *bias) if self.config.qkv_bias else None
+        return PackedLinear(self._load_joined(weights, *weight), packed_bias)
 
     def _load_qk_norm(self, weights: Weights) -> Tensor:
         """Norm weights of all query heads, then all key heads: [H + Hkv, D], so that one norm serves both."""
-        config, prefix = self.config, self._prefix + "self_attn."
-        query = weights.get(prefix + "q_norm.weight", config.head_dim).expand(config.num_heads, -1)
-        key = weights.get(prefix + "k_norm.weight", config.head_dim).expand(config.num_kv_heads, -1)
+        query = weights.get(self._prefix + "self_attn.q_norm.weight").expand(self.config.num_heads, -1)
+        key = weights.get(self._prefix + "self_attn.k_norm.weight").expand(self.config.num_kv_heads, -1)
         return torch.cat((query, key))
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
@@ -100,13 +93,12 @@ class Decoder:
         self.config = config
         self.dtype = dtype
         self.device = resolve_device(device)
-        source = Weights(weights, dtype, self.device)
-        table = (config.vocab_size, config.hidden_size)
-        self.embedding = source.get("model.embed_tokens.weight", *table)
+        source = Weights(config, weights, dtype, self.device)
+        self.embedding = source.get("model.embed_tokens.weight")
         self.layers = [DecoderLayer(config, source, index) for index in range(config.num_layers)]
-        self.norm = source.get("model.norm.weight", config.hidden_size)
+        self.norm = source.get("model.norm.weight")
         tied = config.tie_word_embeddings or "lm_head.weight" not in weights
-        self.head = PackedLinear(self.embedding if tied else source.get("lm_head.weight", *table))
+        self.head = PackedLinear(self.embedding if tied else source.get("lm_head.weight"))
         self.rotary = Rotary(config, dtype, self.device)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:

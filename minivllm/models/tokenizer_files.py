@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ from tokenizers.models import BPE
 
 from minivllm.config import ModelError
 from minivllm.models.gguf_reader import GGUFFile
+from minivllm.models.json_files import Json, read_json
 from minivllm.models.tokenizer import BPETokenizer, Special
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # of tokenizer.ggml.token_type; 1 is an ordinary token
@@ -62,7 +61,7 @@ def tokenizer_from_folder(folder: Path, eos_token_ids: tuple[int, ...]) -> BPETo
         fast = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing narrower
         raise ModelError(f"{path}: can't be read ({error}); fetch it again") from error
-    config = _settings(folder / "tokenizer_config.json")
+    config = read_json(folder / "tokenizer_config.json", optional=True)
     name = config.get("bos_token")
     bos = fast.token_to_id(name["content"] if isinstance(name, dict) else name) if name else None
     adds_bos = bos is not None and fast.encode("").ids[:1] == [bos]
@@ -105,18 +104,7 @@ def _byte_level(fast: Tokenizer, special: Special, path: Path) -> BPETokenizer:
         ) from None
 
 
-def _settings(path: Path) -> Mapping[str, Any]:
-    """The object in an optional JSON file; empty if there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: can't be read ({error}); fetch it again") from error
-    return content if isinstance(content, dict) else {}
-
-
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+def _chat_template(folder: Path, config: Json) -> str | None:
     """The chat template: a file of its own, or in tokenizer_config.json as a string or a list of named ones."""
     file = folder / "chat_template.jinja"
     if file.exists():
