@@ -15,11 +15,12 @@ from rich.rule import Rule
 from rich.table import Table
 
 from minivllm.cli.answer import Answer, cost_of
+from minivllm.cli.cache_view import state_of
 from minivllm.cli.flags import SYSTEM, EngineFlags, SamplingFlags, System, with_flags
 from minivllm.cli.start import started
-from minivllm.cli.timeline import build_timeline, state_of
 from minivllm.cli.trace_view import draw_block_tables, draw_pool, draw_timeline, steps_that_fit, tell_events
 from minivllm.config import RequestError
+from minivllm.obs.timeline import build_timeline
 from minivllm.request import SamplingParams
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from minivllm.cli.timeline import Activity, Lane, State, Timeline, sequence_name
+from minivllm.cli.cache_view import State
+from minivllm.obs.timeline import Activity, Lane, Timeline
 from minivllm.plan import EventKind, TraceEvent
 
 Json = dict[str, object]
@@ -64,8 +65,7 @@ def _names(lanes: list[Lane]) -> Iterator[Json]:
         yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
     yield {"ph": "M", "name": "thread_name", "pid": ENGINE, "tid": 1, "args": {"name": "block pool"}}
     for tid, lane in enumerate(lanes, 1):
-        name = sequence_name(lane.request, lane.index)
-        yield {"ph": "M", "name": "thread_name", "pid": REQUESTS, "tid": tid, "args": {"name": name}}
+        yield {"ph": "M", "name": "thread_name", "pid": REQUESTS, "tid": tid, "args": {"name": lane.name}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": REQUESTS, "tid": tid, "args": {"sort_index": tid}}
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from minivllm.course.film import NUM_HUES, Film, Frame, Label, Look
 from minivllm.kv.block_pool import NULL_BLOCK, Block, BlockPool
+from minivllm.obs.timeline import sequence_name
 from minivllm.plan import EventKind, TraceEvent
 from minivllm.sched.scheduler import Scheduler
 from minivllm.sched.trace import TraceHeader, replay
@@ -95,11 +96,6 @@ def _snapshot(scheduler: Scheduler) -> Snapshot:
 def _in_token_order(scheduler: Scheduler, blocks: Seq[int]) -> list[int]:
     """Freed blocks in token order again."""
     return list(blocks[::-1] if scheduler.kv.leaf_first else blocks)
-
-
-def sequence_name(request: str, index: int) -> str:
-    """How pictures call a sequence: its request's id, and a number where the request has several."""
-    return f"{request}/{index}" if index else request
 
 
 def _blocks(events: Iterable[TraceEvent], kind: EventKind) -> frozenset[int]:
