@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import BPE
 
 from minivllm.config import ModelError
 from minivllm.models.gguf_reader import GGUFFile
 from minivllm.models.json_files import Json, read_json
-from minivllm.models.tokenizer import BPETokenizer, Special
+from minivllm.models.tokenizer import Special, Tokenizer
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # of tokenizer.ggml.token_type; 1 is an ordinary token
 
@@ -21,7 +22,7 @@ LLAMA3_SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
-def tokenizer_from_gguf(file: GGUFFile, eos_token_ids: tuple[int, ...]) -> BPETokenizer:
+def tokenizer_from_gguf(file: GGUFFile, eos_token_ids: tuple[int, ...]) -> Tokenizer:
     """Rebuild the tokenizer that a GGUF file's metadata describes.
 
     Raises `ModelError` for a tokenizer that is not byte-level BPE, or an unknown way to cut text before it.
@@ -34,7 +35,7 @@ def tokenizer_from_gguf(file: GGUFFile, eos_token_ids: tuple[int, ...]) -> BPETo
     if len(kinds) != len(texts):
         raise ModelError(f"{file.path}: {len(texts)} tokens but {len(kinds)} token types; convert the model again")
     split = file.text("tokenizer.ggml.pre", "(none)")
-    fast = Tokenizer(_bpe(file, texts, kinds, ignore_merges=split == "llama-bpe"))
+    fast = FastTokenizer(_bpe(file, texts, kinds, ignore_merges=split == "llama-bpe"))
     _set_splitting(fast, split, file.path)
     added = [(text, kind) for text, kind in zip(texts, kinds, strict=True) if kind in (UNKNOWN, CONTROL, USER_DEFINED)]
     fast.add_special_tokens([AddedToken(text, normalized=False) for text, kind in added if kind != USER_DEFINED])
@@ -49,7 +50,7 @@ def tokenizer_from_gguf(file: GGUFFile, eos_token_ids: tuple[int, ...]) -> BPETo
     return _byte_level(fast, special, file.path)
 
 
-def tokenizer_from_folder(folder: Path, eos_token_ids: tuple[int, ...]) -> BPETokenizer:
+def tokenizer_from_folder(folder: Path, eos_token_ids: tuple[int, ...]) -> Tokenizer:
     """Read tokenizer.json, and the chat template and begin token that tokenizer_config.json names.
 
     Raises `ModelError` if tokenizer.json is missing, damaged or not byte-level BPE.
@@ -58,7 +59,7 @@ def tokenizer_from_folder(folder: Path, eos_token_ids: tuple[int, ...]) -> BPETo
     if not path.exists():
         raise ModelError(f"{path}: is missing; fetch it (a tokenizer.model alone is not supported)")
     try:
-        fast = Tokenizer.from_file(str(path))
+        fast = FastTokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing narrower
         raise ModelError(f"{path}: can't be read ({error}); fetch it again") from error
     config = read_json(folder / "tokenizer_config.json", optional=True)
@@ -78,7 +79,7 @@ def _bpe(file: GGUFFile, texts: list[str], kinds: list[Any], *, ignore_merges: b
         raise ModelError(f"{file.path}: vocabulary and merges don't fit ({error}); convert the model again") from error
 
 
-def _set_splitting(fast: Tokenizer, name: str, path: Path) -> None:
+def _set_splitting(fast: FastTokenizer, name: str, path: Path) -> None:
     """Cut text before byte-pair merging as the model family called `name` (tokenizer.ggml.pre) does."""
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if name == "gpt-2":
@@ -95,9 +96,9 @@ def _set_splitting(fast: Tokenizer, name: str, path: Path) -> None:
         fast.normalizer = normalizers.NFC()
 
 
-def _byte_level(fast: Tokenizer, special: Special, path: Path) -> BPETokenizer:
+def _byte_level(fast: FastTokenizer, special: Special, path: Path) -> Tokenizer:
     try:
-        return BPETokenizer(fast, special)
+        return Tokenizer(fast, special)
     except KeyError as error:
         raise ModelError(
             f"{path}: is no byte-level BPE (character {error}); use a Llama 3, Qwen or SmolLM2 model"
