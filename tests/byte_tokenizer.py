@@ -6,7 +6,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from minivllm.models.tokenizer import Special, Tokenizer, byte_of_character
+from minivllm.models.tokenizer import Tokenizer, byte_of_character
 
 
 class ByteTokenizer(Tokenizer):
@@ -16,4 +16,4 @@ class ByteTokenizer(Tokenizer):
         fast = FastTokenizer(BPE(byte_of_character(), []))
         fast.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
         fast.add_special_tokens(["<bos>", "<eos>"])
-        super().__init__(fast, Special(self.BOS, (self.EOS,), chat_template=chat_template))
+        super().__init__(fast, self.BOS, (self.EOS,), chat_template=chat_template)

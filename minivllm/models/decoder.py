@@ -15,50 +15,26 @@ from minivllm.models.weights import check_weight, weight_shapes
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """`attention(layer, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, H, D]`: stores K and V, then attends."""
 
-
-class Weights:
-    """Looks up tensors by their Hugging Face names; checks shapes; converts to one dtype and device."""
-
-    def __init__(
-        self, config: ModelConfig, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._shapes = weight_shapes(config)
-        self._tensors, self._dtype, self._device = tensors, dtype, device
-
-    def get(self, name: str) -> Tensor:
-        """The tensor `name`. Raises `ModelError` if it's missing or has another shape."""
-        return check_weight(name, self._tensors.get(name), self._shapes).to(self._device, self._dtype)
+GetWeight = Callable[[str], Tensor]
+"""The weight of a name, checked, in the dtype and on the device where it is used."""
 
 
 class DecoderLayer:
     """Attention and feed-forward network, each behind a norm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, index: int) -> None:
+    def __init__(self, config: ModelConfig, index: int, weight_of_model: GetWeight) -> None:
+        def weight(name: str) -> Tensor:
+            return weight_of_model(f"model.layers.{index}.{name}")
+
         self.config = config
         self.index = index
-        self._prefix = f"model.layers.{index}."
-        self.input_norm = weights.get(self._prefix + "input_layernorm.weight")
-        self.post_attention_norm = weights.get(self._prefix + "post_attention_layernorm.weight")
-        self.qkv = self._load_qkv(weights)
-        self.qk_norm = self._load_qk_norm(weights) if config.qk_norm else None
-        self.output = PackedLinear(weights.get(self._prefix + "self_attn.o_proj.weight"))
-        self.gate_up = PackedLinear(self._load_joined(weights, "mlp.gate_proj.weight", "mlp.up_proj.weight"))
-        self.down = PackedLinear(weights.get(self._prefix + "mlp.down_proj.weight"))
-
-    def _load_joined(self, weights: Weights, *names: str) -> Tensor:
-        """Several linear layers over the same input as one: one read of the input, one call."""
-        return torch.cat([weights.get(self._prefix + name) for name in names])
-
-    def _load_qkv(self, weights: Weights) -> PackedLinear:
-        weight, bias = ([f"self_attn.{name}_proj.{kind}" for name in "qkv"] for kind in ("weight", "bias"))
-        packed_bias = self._load_joined(weights, *bias) if self.config.qkv_bias else None
-        return PackedLinear(self._load_joined(weights, *weight), packed_bias)
-
-    def _load_qk_norm(self, weights: Weights) -> Tensor:
-        """Norm weights of all query heads, then all key heads: [H + Hkv, D], so that one norm serves both."""
-        query = weights.get(self._prefix + "self_attn.q_norm.weight").expand(self.config.num_heads, -1)
-        key = weights.get(self._prefix + "self_attn.k_norm.weight").expand(self.config.num_kv_heads, -1)
-        return torch.cat((query, key))
+        self.input_norm = weight("input_layernorm.weight")
+        self.post_attention_norm = weight("post_attention_layernorm.weight")
+        self.qkv = _joined(weight, [f"self_attn.{name}_proj" for name in "qkv"], bias=config.qkv_bias)
+        self.qk_norm = _joined_norm(config, weight) if config.qk_norm else None
+        self.output = PackedLinear(weight("self_attn.o_proj.weight"))
+        self.gate_up = _joined(weight, ["mlp.gate_proj", "mlp.up_proj"], bias=False)
+        self.down = PackedLinear(weight("mlp.down_proj.weight"))
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
         """Residual stream [T, hidden_size] -> the same tensor, one layer on."""
@@ -77,6 +53,19 @@ class DecoderLayer:
         return attention(self.index, q, k, v).view(len(hidden), -1)
 
 
+def _joined(weight: GetWeight, names: list[str], *, bias: bool) -> PackedLinear:
+    """Several linear layers over the same input as one: one read of the input, one call."""
+    matrix = torch.cat([weight(f"{name}.weight") for name in names])
+    return PackedLinear(matrix, torch.cat([weight(f"{name}.bias") for name in names]) if bias else None)
+
+
+def _joined_norm(config: ModelConfig, weight: GetWeight) -> Tensor:
+    """Norm weights of all query heads, then all key heads: [H + Hkv, D], so that one norm serves both."""
+    query = weight("self_attn.q_norm.weight").expand(config.num_heads, -1)
+    key = weight("self_attn.k_norm.weight").expand(config.num_kv_heads, -1)
+    return torch.cat((query, key))
+
+
 class Decoder:
     """A decoder-only transformer on flat tokens: it knows neither requests nor blocks.
 
@@ -93,12 +82,16 @@ class Decoder:
         self.config = config
         self.dtype = dtype
         self.device = resolve_device(device)
-        source = Weights(config, weights, dtype, self.device)
-        self.embedding = source.get("model.embed_tokens.weight")
-        self.layers = [DecoderLayer(config, source, index) for index in range(config.num_layers)]
-        self.norm = source.get("model.norm.weight")
+        shapes = weight_shapes(config)
+
+        def weight(name: str) -> Tensor:
+            return check_weight(name, weights.get(name), shapes).to(self.device, dtype)
+
+        self.embedding = weight("model.embed_tokens.weight")
+        self.layers = [DecoderLayer(config, index, weight) for index in range(config.num_layers)]
+        self.norm = weight("model.norm.weight")
         tied = config.tie_word_embeddings or "lm_head.weight" not in weights
-        self.head = PackedLinear(self.embedding if tied else source.get("lm_head.weight"))
+        self.head = PackedLinear(self.embedding if tied else weight("lm_head.weight"))
         self.rotary = Rotary(config, dtype, self.device)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:

@@ -16,39 +16,32 @@ from tokenizers import Tokenizer as FastTokenizer
 from minivllm.config import RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class Special:
-    """What a model file says beside the vocabulary: ids that begin and end text, and the chat template."""
-
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-    add_bos: bool = False
-    chat_template: str | None = None
-
-
+@dataclass(eq=False)
 class Tokenizer:
     """Text to ids and back: byte-level byte-pair encoding (GPT-2, Llama 3, Qwen, SmolLM2), by the `tokenizers` package.
 
-    `special_ids` are control tokens: no part of the text, skipped when decoding. Bytes that have no token are lost in
+    `special_ids` are control tokens: no part of the text, skipped when decoding. Beside the vocabulary a model's files say
+    which ids begin and end text, and how a chat is written. Bytes that have no token are lost in
     `encode`, as in the original tokenizers: SmolLM2 has none for six control characters and for code points from U+40000
     to U+BFFFF. Raises `KeyError` if a vocabulary entry is not written in GPT-2's alphabet: the tokenizer is then of another
     kind.
     """
 
-    def __init__(self, fast: FastTokenizer, special: Special) -> None:
-        added = fast.get_added_tokens_decoder()
-        self._with_special = fast
-        self._pieces = _pieces(fast)
+    fast: FastTokenizer
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    add_bos: bool = False
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        added = self.fast.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        self.bos_token_id = special.bos_token_id
-        self.eos_token_ids = special.eos_token_ids
-        self.add_bos = special.add_bos
-        self.chat_template = special.chat_template
+        self._pieces = _pieces(self.fast)
 
     @cached_property
     def _without_special(self) -> FastTokenizer:
         # the switch belongs to the object, not to the call: a second object keeps concurrent callers apart
-        fast = FastTokenizer.from_str(self._with_special.to_str())
+        fast = FastTokenizer.from_str(self.fast.to_str())
         fast.encode_special_tokens = True
         return fast
 
@@ -57,7 +50,7 @@ class Tokenizer:
         tokens: right for a rendered chat template, wrong for text that must not be able to fake one.
         Raises `RequestError` if `text` is not valid Unicode."""
         check_unicode(text)
-        fast = self._with_special if parse_special else self._without_special
+        fast = self.fast if parse_special else self._without_special
         return cast(list[int], fast.encode(text, add_special_tokens=False).ids)
 
     def encode_prompt(self, text: str) -> list[int]:

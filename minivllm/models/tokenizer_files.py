@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from tokenizers.models import BPE
 from minivllm.config import ModelError
 from minivllm.models.gguf_reader import GGUFFile
 from minivllm.models.json_files import Json, read_json
-from minivllm.models.tokenizer import Special, Tokenizer
+from minivllm.models.tokenizer import Tokenizer
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # of tokenizer.ggml.token_type; 1 is an ordinary token
 
@@ -41,13 +43,10 @@ def tokenizer_from_gguf(file: GGUFFile, eos_token_ids: tuple[int, ...]) -> Token
     fast.add_special_tokens([AddedToken(text, normalized=False) for text, kind in added if kind != USER_DEFINED])
     fast.add_tokens([AddedToken(text, normalized=False) for text, kind in added if kind == USER_DEFINED])
     bos = file.integer("tokenizer.ggml.bos_token_id", -1)
-    special = Special(
-        bos_token_id=None if bos < 0 else bos,
-        eos_token_ids=eos_token_ids,
-        add_bos=bool(file.integer("tokenizer.ggml.add_bos_token", split == "llama-bpe")),
-        chat_template=file.text("tokenizer.chat_template", "") or None,
-    )
-    return _byte_level(fast, special, file.path)
+    add_bos = bool(file.integer("tokenizer.ggml.add_bos_token", split == "llama-bpe"))
+    template = file.text("tokenizer.chat_template", "") or None
+    with _must_be_byte_level(file.path):
+        return Tokenizer(fast, None if bos < 0 else bos, eos_token_ids, add_bos, template)
 
 
 def tokenizer_from_folder(folder: Path, eos_token_ids: tuple[int, ...]) -> Tokenizer:
@@ -66,7 +65,8 @@ def tokenizer_from_folder(folder: Path, eos_token_ids: tuple[int, ...]) -> Token
     name = config.get("bos_token")
     bos = fast.token_to_id(name["content"] if isinstance(name, dict) else name) if name else None
     adds_bos = bos is not None and fast.encode("").ids[:1] == [bos]
-    return _byte_level(fast, Special(bos, eos_token_ids, adds_bos, _chat_template(folder, config)), path)
+    with _must_be_byte_level(path):
+        return Tokenizer(fast, bos, eos_token_ids, adds_bos, _chat_template(folder, config))
 
 
 def _bpe(file: GGUFFile, texts: list[str], kinds: list[Any], *, ignore_merges: bool) -> BPE:
@@ -96,9 +96,10 @@ def _set_splitting(fast: FastTokenizer, name: str, path: Path) -> None:
         fast.normalizer = normalizers.NFC()
 
 
-def _byte_level(fast: FastTokenizer, special: Special, path: Path) -> Tokenizer:
+@contextmanager
+def _must_be_byte_level(path: Path) -> Iterator[None]:
     try:
-        return Tokenizer(fast, special)
+        yield
     except KeyError as error:
         raise ModelError(
             f"{path}: is no byte-level BPE (character {error}); use a Llama 3, Qwen or SmolLM2 model"
