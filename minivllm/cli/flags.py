@@ -57,11 +57,11 @@ class EngineFlags:
     ] = None
     max_num_batched_tokens: Annotated[int, EngineOption(help="Token budget of a step.")] = 2048
     max_num_seqs: Annotated[int, EngineOption(help="Most sequences that run at once.")] = 128
-    prefix_caching: Annotated[
+    enable_prefix_caching: Annotated[
         bool,
         EngineOption("--prefix-caching/--no-prefix-caching", help="Re-use KV of prompts that start alike."),
     ] = True
-    chunked_prefill: Annotated[
+    enable_chunked_prefill: Annotated[
         bool,
         EngineOption("--chunked-prefill/--no-chunked-prefill", help="Let long prompts run in parts."),
     ] = True
@@ -71,9 +71,11 @@ class EngineFlags:
     attention_backend: Annotated[
         str, EngineOption(metavar="torch|reference", help="The fast one, or the obviously right one.")
     ] = "torch"
-    trace: Annotated[
+    trace_file: Annotated[
         str | None,
-        EngineOption(metavar="FILE", help="Write every decision of the engine as JSON lines; see the trace command."),
+        EngineOption(
+            "--trace", metavar="FILE", help="Write every decision of the engine as JSON lines; see the trace command."
+        ),
     ] = None
     # Declared for --help: `minivllm.cli.main` has taken it out of the arguments, before the engine was imported.
     answers: Annotated[
@@ -88,17 +90,9 @@ class EngineFlags:
     def config(self, **changes: Any) -> EngineConfig:
         """The engine's configuration; raises `ConfigError` for values it can't run with."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in ENGINE_FIELDS}
-        size = self.kv_cache_memory
-        values["kv_cache_memory"] = None if size is None else parse_size("kv_cache_memory", size)
-        return EngineConfig(
-            **values
-            | {
-                "enable_prefix_caching": self.prefix_caching,
-                "enable_chunked_prefill": self.chunked_prefill,
-                "trace_file": self.trace,
-            }
-            | changes
-        )
+        if self.kv_cache_memory is not None:
+            values["kv_cache_memory"] = parse_size("kv_cache_memory", self.kv_cache_memory)
+        return EngineConfig(**values | changes)
 
 
 ENGINE_FIELDS = {f.name for f in dataclasses.fields(EngineConfig)}
