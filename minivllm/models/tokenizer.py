@@ -16,15 +16,17 @@ from tokenizers import Tokenizer as FastTokenizer
 from minivllm.config import RequestError
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Tokenizer:
     """Text to ids and back: byte-level byte-pair encoding (GPT-2, Llama 3, Qwen, SmolLM2), by the `tokenizers` package.
 
-    `special_ids` are control tokens: no part of the text, skipped when decoding. Beside the vocabulary a model's files say
-    which ids begin and end text, and how a chat is written. Bytes that have no token are lost in
-    `encode`, as in the original tokenizers: SmolLM2 has none for six control characters and for code points from U+40000
-    to U+BFFFF. Raises `KeyError` if a vocabulary entry is not written in GPT-2's alphabet: the tokenizer is then of another
-    kind.
+    `special_ids` are control tokens: no part of the text, skipped when decoding. Which ids begin and end text, and how a
+    chat is written, is what a model's files say beside the vocabulary.
+
+    Bytes that have no token are lost in `encode`, as in the original tokenizers: SmolLM2 has none for six control
+    characters and for code points from U+40000 to U+BFFFF.
+
+    Raises `KeyError` if a vocabulary entry is not written in GPT-2's alphabet: the tokenizer is then of another kind.
     """
 
     fast: FastTokenizer
