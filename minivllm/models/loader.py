@@ -58,8 +58,5 @@ def load_config(checkpoint: Checkpoint) -> ModelConfig:
 
 def load_weights(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
     """Read every weight that a model of this configuration has. Raises `ModelError` if one is missing or misshapen."""
-    shapes = weight_shapes(config)
-    try:
-        return {name: check_weight(name, checkpoint.read(name, dtype), shapes) for name in shapes}
-    except ModelError as error:
-        raise ModelError(f"{checkpoint.path}: {error}") from error
+    shapes, where = weight_shapes(config), f"{checkpoint.path}: "
+    return {name: check_weight(name, checkpoint.read(name, dtype), shapes, where) for name in shapes}

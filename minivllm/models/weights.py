@@ -9,13 +9,14 @@ from torch import Tensor
 from minivllm.config import ModelConfig, ModelError
 
 
-def check_weight(name: str, tensor: Tensor | None, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
-    """`tensor` itself. Raises `ModelError` if it is missing (None) or has another shape than `shapes` says."""
+def check_weight(name: str, tensor: Tensor | None, shapes: Mapping[str, tuple[int, ...]], where: str = "") -> Tensor:
+    """`tensor` itself. Raises `ModelError`, which begins with `where`, if it is missing (None) or has another shape than
+    `shapes` says."""
     if tensor is None:
-        raise ModelError(f"weight {name} is missing; the download is incomplete, fetch it again")
+        raise ModelError(f"{where}weight {name} is missing; the download is incomplete, fetch it again")
     if tensor.shape != shapes[name]:
         raise ModelError(
-            f"weight {name} has shape {tuple(tensor.shape)}, its configuration says {shapes[name]}; "
+            f"{where}weight {name} has shape {tuple(tensor.shape)}, its configuration says {shapes[name]}; "
             f"configuration and weights are of different models, fetch both again"
         )
     return tensor
