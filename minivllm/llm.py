@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from minivllm.config import EngineConfig, RequestError
 from minivllm.engine.startup import Engine, start_engine
@@ -17,6 +17,7 @@ from minivllm.request import BeamParams, Request, RequestOutput, SamplingParams
 from minivllm.sample.beam import num_candidates
 
 Prompt = str | list[int]
+Params = SamplingParams | BeamParams
 Message = Mapping[str, str]
 
 
@@ -38,9 +39,7 @@ class LLM:
     def tokenizer(self):  # type: ignore[no-untyped-def]
         return self.engine.tokenizer
 
-    def request(
-        self, prompt: Prompt, params: SamplingParams | BeamParams, *, priority: int = 0, cache_salt: str = ""
-    ) -> Request:
+    def request(self, prompt: Prompt, params: Params, *, priority: int = 0, cache_salt: str = "") -> Request:
         """Tokenise and check a prompt; raises `RequestError` if it is empty or leaves no room in the context."""
         beams = params if isinstance(params, BeamParams) else None
         if isinstance(params, BeamParams):
@@ -64,12 +63,8 @@ class LLM:
     def _check_width(self, params: BeamParams) -> None:
         vocab = self.engine.model_config.vocab_size
         ends = 0 if params.ignore_eos else len(self.engine.sampler.eos_token_ids)
-        if num_candidates(params.width, ends) > vocab:
-            raise RequestError(
-                "width",
-                params.width,
-                f"needs {num_candidates(params.width, ends)} candidates a beam, there are {vocab} tokens",
-            )
+        if (needed := num_candidates(params.width, ends)) > vocab:
+            raise RequestError("width", params.width, f"needs {needed} candidates a beam, there are {vocab} tokens")
 
     def _check_tokens(self, ids: list[int], params: SamplingParams) -> None:
         longest = self.engine.max_model_len - 1
@@ -86,13 +81,14 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Seq[Prompt],
-        params: SamplingParams | Seq[SamplingParams] | None = None,
+        params: Params | Seq[Params] | None = None,
         *,
         errors: Literal["raise", "return"] = "raise",
         on_step: Callable[[int, int], None] | None = None,
     ) -> list[RequestOutput | RequestError]:
         """Answer all prompts, in one continuous batch; results in the order of the prompts.
 
+        `params` are the same for all, or a list with one for each; a prompt with `BeamParams` is searched.
         A bad prompt raises `RequestError` before anything runs (for a guide that is too large, as soon as that is known),
         or with `errors="return"` takes its place among the results while the others run. `on_step(done, total)` is
         called after every step, for progress bars.
@@ -104,26 +100,20 @@ class LLM:
         return self._run([self._attempt(p, q, errors) for p, q in zip(listed, each, strict=True)], errors, on_step)
 
     def beam_search(
-        self,
-        prompts: Prompt | Seq[Prompt],
-        params: BeamParams | None = None,
-        *,
-        errors: Literal["raise", "return"] = "raise",
-        on_step: Callable[[int, int], None] | None = None,
+        self, prompts: Prompt | Seq[Prompt], params: BeamParams | None = None, **options: Any
     ) -> list[RequestOutput | RequestError]:
         """The likeliest answers to each prompt, best first: `width` outputs each, with `score` and `cumulative_logprob`.
 
         All prompts run in one continuous batch; a prompt's beams share the KV blocks of what they have in common.
-        `errors` and `on_step` as in `generate`.
+        Options as in `generate`.
         """
-        beams = params or BeamParams()
-        return self._run([self._attempt(p, beams, errors) for p in _as_list(prompts)], errors, on_step)
+        return self.generate(prompts, params or BeamParams(), **options)
 
     def chat(
         self,
         messages: Seq[Message] | Seq[Seq[Message]],
-        params: SamplingParams | Seq[SamplingParams] | None = None,
-        **options: object,
+        params: Params | Seq[Params] | None = None,
+        **options: Any,
     ) -> list[RequestOutput | RequestError]:
         """Answer one conversation or several, each a list of {"role", "content"}; options as in `generate`."""
         several = [messages] if messages and isinstance(messages[0], Mapping) else messages
@@ -173,7 +163,7 @@ class LLM:
 
     # offline runs
 
-    def _attempt(self, prompt: Prompt, params: SamplingParams | BeamParams, errors: str) -> Request | RequestError:
+    def _attempt(self, prompt: Prompt, params: Params, errors: str) -> Request | RequestError:
         try:
             request = self.request(prompt, params)
             self.engine.core.scheduler.check(request)

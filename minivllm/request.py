@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
 from minivllm.config import RequestError, at_least
@@ -215,6 +215,7 @@ class Hypothesis:
     finish_reason: FinishReason
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One stream of tokens of a request: its prompt and what was generated after it.
 
@@ -222,19 +223,15 @@ class Sequence:
     some of the difference; prefill, decode and the recomputation after a preemption are the same thing.
     """
 
-    __slots__ = ("block_hashes", "finish_reason", "index", "logprobs", "num_computed", "output_token_ids",
-                 "request", "stop_reason", "uid")  # fmt: skip
-
-    def __init__(self, request: Request, index: int) -> None:
-        self.request = request
-        self.index = index  # 0 .. n - 1 within the request
-        self.uid = -1  # unique in the engine's life: set by the scheduler
-        self.output_token_ids: list[int] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.block_hashes: list[bytes] = []
-        self.num_computed = 0
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
+    request: Request
+    index: int  # 0 .. n - 1 within the request
+    uid: int = -1  # unique in the engine's life: set by the scheduler
+    output_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_computed: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
 
     @property
     def num_prompt(self) -> int:
@@ -259,6 +256,7 @@ class Sequence:
         return f"<{self.request.id}/{self.index} computed {self.num_computed} of {self.num_tokens}>"
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """A prompt with its parameters and its n sequences: the unit of admission and preemption.
 
@@ -266,60 +264,30 @@ class Request:
     With `beams` the sequences are the live beams of a search: they step together and fork from each other all the time.
     """
 
-    __slots__ = (
-        "arrival_time",
-        "beams",
-        "cache_salt",
-        "finish_time",
-        "first_token_time",
-        "forked",
-        "hypotheses",
-        "id",
-        "max_tokens",
-        "num_cached_tokens",
-        "num_preemptions",
-        "params",
-        "peak_blocks",
-        "priority",
-        "prompt_logprobs",
-        "prompt_text",
-        "prompt_token_ids",
-        "sequences",
-        "status",
-    )  # fmt: skip
+    id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    _: KW_ONLY
+    max_tokens: int  # resolved: params.max_tokens capped by the context that is left
+    priority: int = 0  # smaller is more important
+    arrival_time: float = 0.0
+    cache_salt: str = ""
+    prompt_text: str | None = None
+    beams: BeamParams | None = None  # then params.n is its width
+    status: Status = Status.WAITING
+    forked: bool = field(init=False)
+    sequences: list[Sequence] = field(init=False)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    hypotheses: list[Hypothesis] = field(default_factory=list)  # answers completed so far, the best `width` of them
+    peak_blocks: tuple[int, int] = (0, 0)  # most KV blocks that the beams held together, and that without sharing
+    first_token_time: float | None = None
+    finish_time: float | None = None
 
-    def __init__(
-        self,
-        id: str,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        *,
-        max_tokens: int,
-        priority: int = 0,
-        arrival_time: float = 0.0,
-        cache_salt: str = "",
-        prompt_text: str | None = None,
-        beams: BeamParams | None = None,
-    ) -> None:
-        self.id = id
-        self.prompt_token_ids = prompt_token_ids
-        self.prompt_text = prompt_text
-        self.params = params
-        self.max_tokens = max_tokens  # resolved: params.max_tokens capped by the context that is left
-        self.priority = priority  # smaller is more important
-        self.arrival_time = arrival_time
-        self.cache_salt = cache_salt
-        self.beams = beams  # then params.n is its width
-        self.status = Status.WAITING
-        self.forked = params.n == 1
-        self.sequences = [Sequence(self, i) for i in range(params.n)]
-        self.prompt_logprobs: list[TokenLogprob | None] = []
-        self.num_cached_tokens = 0
-        self.num_preemptions = 0
-        self.hypotheses: list[Hypothesis] = []  # answers that the search has completed so far, the best `width` of them
-        self.peak_blocks = (0, 0)  # most KV blocks that the beams held together, and what that were without sharing
-        self.first_token_time: float | None = None
-        self.finish_time: float | None = None
+    def __post_init__(self) -> None:
+        self.forked = self.params.n == 1
+        self.sequences = [Sequence(self, i) for i in range(self.params.n)]
 
     @property
     def live(self) -> list[Sequence]:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from minivllm.cli.timeline import State, state_of
+from minivllm.cli.cache_view import State, state_of
 from minivllm.config import EngineConfig
 from minivllm.plan import TraceEvent
 from minivllm.request import Request, SampledToken, SamplingParams

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minivllm.cli.timeline import TableView, tables_of
+from minivllm.cli.cache_view import TableView, tables_of
 from minivllm.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:

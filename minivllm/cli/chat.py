@@ -15,11 +15,12 @@ from rich.rule import Rule
 from rich.table import Table
 
 from minivllm.cli.answer import Answer, cost_of
+from minivllm.cli.cache_view import state_of
 from minivllm.cli.flags import SYSTEM, EngineFlags, SamplingFlags, System, with_flags
 from minivllm.cli.start import started
-from minivllm.cli.timeline import build_timeline, state_of
 from minivllm.cli.trace_view import draw_block_tables, draw_pool, draw_timeline, steps_that_fit, tell_events
 from minivllm.config import RequestError
+from minivllm.obs.timeline import build_timeline
 from minivllm.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -143,24 +144,19 @@ class Chat:
         """Scheduler, KV cache and prefix cache in numbers; then the last answer's block table."""
         scheduler = self.llm.engine.core.scheduler
         state, stats = state_of(scheduler), scheduler.kv.stats
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="bold")
-        table.add_row("scheduler", f"step {scheduler.recorder.step:,} · {state.running} running · {state.waiting} waiting"
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="bold")
+        grid.add_row("scheduler", f"step {scheduler.recorder.step:,} · {state.running} running · {state.waiting} waiting"
                                    f" · {scheduler.num_preemptions} preempted so far")  # fmt: skip
-        table.add_row("KV blocks", draw_pool(state, self.console.width - 52))
-        table.add_row("prefix cache", f"{stats.hits:,} of {stats.queries:,} prompt tokens found ({stats.hit_rate:.0%})")
-        self.console.print(table)
+        grid.add_row("KV blocks", draw_pool(state, self.console.width - 52))
+        grid.add_row("prefix cache", f"{stats.hits:,} of {stats.queries:,} prompt tokens found ({stats.hit_rate:.0%})")
+        self.console.print(grid)
         if self.answer is not None and self.answer.tables:
-            kept = sum(b.hash is not None for b in self._blocks_of_last_answer())
-            total = sum(len(t.blocks) for t in self.answer.tables)
-            self.console.print(
-                Rule(f"the last answer's block table, {kept} of {total} blocks still cached", style="dim")
-            )
+            blocks = [scheduler.kv.pool.blocks[b.id] for table in self.answer.tables for b in table.blocks]
+            kept = sum(block.hash is not None for block in blocks)
+            title = f"the last answer's block table, {kept} of {len(blocks)} blocks still cached"
+            self.console.print(Rule(title, style="dim"))
             self.console.print(draw_block_tables(self.answer.tables, scheduler.kv.block_size))
-
-    def _blocks_of_last_answer(self):  # type: ignore[no-untyped-def]
-        pool = self.llm.engine.core.scheduler.kv.pool
-        return [pool.blocks[b.id] for t in (self.answer.tables if self.answer else []) for b in t.blocks]
 
     def show_trace(self) -> None:
         """The last steps as a timeline, and what was decided in them."""

@@ -24,7 +24,7 @@ CPU_FLAGS = {
     "avx512_bf16": "bfloat16 products",
     "amx_bf16": "bfloat16 matrix tiles",
 }
-NEEDED = ("torch", "numpy", "tokenizers", "safetensors", "gguf", "huggingface_hub", "jinja2", "psutil")
+NEEDED = ("torch", "numpy", "tokenizers", "safetensors", "huggingface_hub", "jinja2", "psutil")
 ENOUGH_MEMORY = 2 * GIB
 FETCH_ROOM = 300_000_000  # bytes: the wheel, its copy and the model
 CANNOT_RUN = 1
@@ -146,10 +146,10 @@ def memory() -> Finding:
 def device() -> Iterator[Finding]:
     """What `--device auto` and `--dtype auto` come to, and the attention backends."""
     import torch
+    from minivllm_kernels import cpu as cpu_kernels
 
     from minivllm.models.decoder import resolve_device
     from minivllm.runner.model_runner import default_dtype
-    from minivllm_kernels import cpu as cpu_kernels
 
     chosen = resolve_device("auto")
     name = torch.cuda.get_device_name() if chosen.type == "cuda" else f"{torch.get_num_threads()} threads"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ MODEL_HELP = (
     " Qwen/Qwen3-0.6B. Without it: SmolLM2-135M-Instruct, fetched once."
 )
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-ENGINE, SAMPLING = "Engine", "Sampling"
+EngineOption, SamplingOption = (partial(Option, rich_help_panel=panel) for panel in ("Engine", "Sampling"))
 GREEDY = {"temperature": 0.0}
 SYSTEM = ""  # the default model answers better when it is told nothing than with its template's own message
 System = Annotated[str, Option(metavar="TEXT", help="The system message of a chat.", show_default="empty")]
@@ -40,90 +40,63 @@ def parse_size(field: str, text: str) -> int:
 class EngineFlags:
     """Which model, and the settings of `EngineConfig` that can be given on the command line."""
 
-    model: Annotated[str | None, Option("--model", "-m", help=MODEL_HELP, show_default=False)] = None
+    model: Annotated[str | None, EngineOption("--model", "-m", help=MODEL_HELP, show_default=False)] = None
     kv_cache_memory: Annotated[
         str | None,
-        Option(
-            metavar="SIZE",
-            help="Memory for the KV cache, such as 512MiB.",
-            show_default="10% of what is free",
-            rich_help_panel=ENGINE,
+        EngineOption(
+            metavar="SIZE", help="Memory for the KV cache, such as 512MiB.", show_default="10% of what is free"
         ),
     ] = None
-    num_kv_blocks: Annotated[
-        int | None, Option(help="Blocks in the KV cache, instead of --kv-cache-memory.", rich_help_panel=ENGINE)
-    ] = None
-    block_size: Annotated[int, Option(help="Tokens in a KV block.", rich_help_panel=ENGINE)] = 16
+    num_kv_blocks: Annotated[int | None, EngineOption(help="Blocks in the KV cache, instead of --kv-cache-memory.")] = (
+        None
+    )
+    block_size: Annotated[int, EngineOption(help="Tokens in a KV block.")] = 16
     max_model_len: Annotated[
         int | None,
-        Option(
-            help="Longest prompt and answer together, in tokens.", show_default="the model's", rich_help_panel=ENGINE
-        ),
+        EngineOption(help="Longest prompt and answer together, in tokens.", show_default="the model's"),
     ] = None
-    max_num_batched_tokens: Annotated[int, Option(help="Token budget of a step.", rich_help_panel=ENGINE)] = 2048
-    max_num_seqs: Annotated[int, Option(help="Most sequences that run at once.", rich_help_panel=ENGINE)] = 128
-    prefix_caching: Annotated[
+    max_num_batched_tokens: Annotated[int, EngineOption(help="Token budget of a step.")] = 2048
+    max_num_seqs: Annotated[int, EngineOption(help="Most sequences that run at once.")] = 128
+    enable_prefix_caching: Annotated[
         bool,
-        Option(
-            "--prefix-caching/--no-prefix-caching",
-            help="Re-use KV of prompts that start alike.",
-            rich_help_panel=ENGINE,
-        ),
+        EngineOption("--prefix-caching/--no-prefix-caching", help="Re-use KV of prompts that start alike."),
     ] = True
-    chunked_prefill: Annotated[
+    enable_chunked_prefill: Annotated[
         bool,
-        Option("--chunked-prefill/--no-chunked-prefill", help="Let long prompts run in parts.", rich_help_panel=ENGINE),
+        EngineOption("--chunked-prefill/--no-chunked-prefill", help="Let long prompts run in parts."),
     ] = True
-    policy: Annotated[str, Option(metavar="fcfs|priority|static", help="Who runs first.", rich_help_panel=ENGINE)] = (
-        "fcfs"
-    )
-    dtype: Annotated[
-        str, Option(metavar="auto|float32|bfloat16", help="Of weights and KV cache.", rich_help_panel=ENGINE)
-    ] = "auto"
-    device: Annotated[str, Option(metavar="auto|cpu|cuda", help="Where the model runs.", rich_help_panel=ENGINE)] = (
-        "auto"
-    )
+    policy: Annotated[str, EngineOption(metavar="fcfs|priority|static", help="Who runs first.")] = "fcfs"
+    dtype: Annotated[str, EngineOption(metavar="auto|float32|bfloat16", help="Of weights and KV cache.")] = "auto"
+    device: Annotated[str, EngineOption(metavar="auto|cpu|cuda", help="Where the model runs.")] = "auto"
     attention_backend: Annotated[
         str,
-        Option(
+        EngineOption(
             metavar="auto|cpp|torch|reference",
             help="cpp reads blocks in place, torch needs no compiler, reference is obviously right.",
-            rich_help_panel=ENGINE,
         ),
     ] = "auto"
-    trace: Annotated[
+    trace_file: Annotated[
         str | None,
-        Option(
-            metavar="FILE",
-            help="Write every decision of the engine as JSON lines; see the trace command.",
-            rich_help_panel=ENGINE,
+        EngineOption(
+            "--trace", metavar="FILE", help="Write every decision of the engine as JSON lines; see the trace command."
         ),
     ] = None
     # Declared for --help: `minivllm.cli.main` has taken it out of the arguments, before the engine was imported.
     answers: Annotated[
         list[Path] | None,
-        Option(
+        EngineOption(
             "--with",
             metavar="PATH",
             help="Run your answer to an exercise (a file, or a folder of them) inside the engine; may be repeated.",
-            rich_help_panel=ENGINE,
         ),
     ] = None
 
     def config(self, **changes: Any) -> EngineConfig:
         """The engine's configuration; raises `ConfigError` for values it can't run with."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in ENGINE_FIELDS}
-        size = self.kv_cache_memory
-        values["kv_cache_memory"] = None if size is None else parse_size("kv_cache_memory", size)
-        return EngineConfig(
-            **values
-            | {
-                "enable_prefix_caching": self.prefix_caching,
-                "enable_chunked_prefill": self.chunked_prefill,
-                "trace_file": self.trace,
-            }
-            | changes
-        )
+        if self.kv_cache_memory is not None:
+            values["kv_cache_memory"] = parse_size("kv_cache_memory", self.kv_cache_memory)
+        return EngineConfig(**values | changes)
 
 
 ENGINE_FIELDS = {f.name for f in dataclasses.fields(EngineConfig)}
@@ -133,33 +106,23 @@ ENGINE_FIELDS = {f.name for f in dataclasses.fields(EngineConfig)}
 class SamplingFlags:
     """The settings of `SamplingParams` that can be given on the command line. None: not given, so the command decides."""
 
-    max_tokens: Annotated[int, Option(help="Most tokens to generate.", rich_help_panel=SAMPLING)] = 512
+    max_tokens: Annotated[int, SamplingOption(help="Most tokens to generate.")] = 512
     temperature: Annotated[
         float | None,
-        Option(
-            help="0 takes the most likely token; higher is more varied.",
-            show_default="0; in a chat 0.2",
-            rich_help_panel=SAMPLING,
-        ),
+        SamplingOption(help="0 takes the most likely token; higher is more varied.", show_default="0; in a chat 0.2"),
     ] = None
     top_p: Annotated[
         float | None,
-        Option(
-            help="Draw from the likeliest tokens that together have this probability.",
-            show_default="1; in a chat 0.9",
-            rich_help_panel=SAMPLING,
+        SamplingOption(
+            help="Draw from the likeliest tokens that together have this probability.", show_default="1; in a chat 0.9"
         ),
     ] = None
-    top_k: Annotated[
-        int, Option(help="Draw from this many of the likeliest tokens; 0: all.", rich_help_panel=SAMPLING)
-    ] = 0
-    min_p: Annotated[
-        float, Option(help="Leave out tokens less likely than this share of the likeliest.", rich_help_panel=SAMPLING)
-    ] = 0.0
-    seed: Annotated[int | None, Option(help="Makes draws repeatable.", rich_help_panel=SAMPLING)] = None
+    top_k: Annotated[int, SamplingOption(help="Draw from this many of the likeliest tokens; 0: all.")] = 0
+    min_p: Annotated[float, SamplingOption(help="Leave out tokens less likely than this share of the likeliest.")] = 0.0
+    seed: Annotated[int | None, SamplingOption(help="Makes draws repeatable.")] = None
     stop: Annotated[
         list[str] | None,
-        Option(metavar="TEXT", help="Stop before this text; may be repeated.", rich_help_panel=SAMPLING),
+        SamplingOption(metavar="TEXT", help="Stop before this text; may be repeated."),
     ] = None
 
     def params(self, **more: Any) -> SamplingParams:
@@ -185,7 +148,7 @@ def with_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     flat = [p.replace(annotation=hints[name]) for name, p in defaults.items() if name not in groups]
     flat += [parameter for group in groups.values() for parameter in _parameters(group)]
 
-    @functools.wraps(command)
+    @wraps(command)
     def call(**values: Any) -> Any:
         for name, group in groups.items():
             values[name] = group(**{f.name: values.pop(f.name) for f in dataclasses.fields(group)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -135,7 +134,7 @@ def run_jobs(llm: LLM, jobs: list[Job], params: SamplingParams | BeamParams, *, 
     good = [job for job in jobs if job.error is None]
     several = isinstance(params, BeamParams) or params.n > 1
     with progress("prompts", len(good)) as on_step:
-        results = answer_all(llm, [job.prompt for job in good], params, errors, on_step)
+        results = llm.generate([job.prompt for job in good], params, errors=errors, on_step=on_step)
     by_job = dict(zip((job.number for job in good), results, strict=True))
     outcomes = [(job, by_job.get(job.number) or job.error) for job in jobs]
     for job, outcome in outcomes:
@@ -144,18 +143,6 @@ def run_jobs(llm: LLM, jobs: list[Job], params: SamplingParams | BeamParams, *, 
         else:
             write_error(job, outcome, as_json=as_json)
     return all(isinstance(outcome, RequestOutput) for _, outcome in outcomes)
-
-
-def answer_all(
-    llm: LLM,
-    prompts: list[str],
-    params: SamplingParams | BeamParams,
-    errors: Errors,
-    on_step: Callable[[int, int], None] | None,
-) -> list[RequestOutput | RequestError]:
-    if isinstance(params, BeamParams):
-        return llm.beam_search(prompts, params, errors=errors, on_step=on_step)
-    return llm.generate(prompts, params, errors=errors, on_step=on_step)
 
 
 def write_output(llm: LLM, job: Job, output: RequestOutput, *, as_json: bool, heading: bool) -> None:

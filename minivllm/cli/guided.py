@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from typer import Option
 from minivllm.config import RequestError
 from minivllm.request import Guided, GuidedChoice, GuidedJson, GuidedRegex
 
-PANEL = "Structured output"
+GuidedOption = partial(Option, rich_help_panel="Structured output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +21,15 @@ class GuidedFlags:
 
     guided_json: Annotated[
         str | None,
-        Option(
+        GuidedOption(
             metavar="FILE|'{}'",
             help="A JSON schema, or a file with one: the answer is a document that it allows. '{}' allows any.",
-            rich_help_panel=PANEL,
         ),
     ] = None
     guided_regex: Annotated[
-        str | None, Option(metavar="PATTERN", help="The whole answer matches this pattern.", rich_help_panel=PANEL)
+        str | None, GuidedOption(metavar="PATTERN", help="The whole answer matches this pattern.")
     ] = None
-    guided_choice: Annotated[
-        str | None, Option(metavar="A,B,C", help="The answer is one of these texts.", rich_help_panel=PANEL)
-    ] = None
+    guided_choice: Annotated[str | None, GuidedOption(metavar="A,B,C", help="The answer is one of these texts.")] = None
 
     def guided(self) -> Guided | None:
         """What the flags ask for. Raises `RequestError` for two of them, and for a file that can't be read."""

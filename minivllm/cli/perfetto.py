@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from minivllm.cli.timeline import Activity, Lane, State, Timeline, sequence_name
+from minivllm.cli.cache_view import State
+from minivllm.obs.timeline import Activity, Lane, Timeline
 from minivllm.plan import EventKind, TraceEvent
 
 Json = dict[str, object]
@@ -55,18 +56,19 @@ def chrome_trace(timeline: Timeline, events: Iterable[TraceEvent], states: Mappi
     }
 
 
-def _start(step: int) -> int:
-    return max(step - 1, 0) * STEP_US
+def _event(phase: str, name: str, pid: int, tid: int, step: int, args: Json, **more: object) -> Json:
+    """One event; `step` is when it begins."""
+    start = max(step - 1, 0) * STEP_US
+    return {"ph": phase, "name": name, "pid": pid, "tid": tid, "ts": start, "args": args, **more}
 
 
 def _names(lanes: list[Lane]) -> Iterator[Json]:
     for pid, name in ((REQUESTS, "requests"), (ENGINE, "engine")):
-        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
-    yield {"ph": "M", "name": "thread_name", "pid": ENGINE, "tid": 1, "args": {"name": "block pool"}}
+        yield _event("M", "process_name", pid, 0, 0, {"name": name})
+    yield _event("M", "thread_name", ENGINE, 1, 0, {"name": "block pool"})
     for tid, lane in enumerate(lanes, 1):
-        name = sequence_name(lane.request, lane.index)
-        yield {"ph": "M", "name": "thread_name", "pid": REQUESTS, "tid": tid, "args": {"name": name}}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": REQUESTS, "tid": tid, "args": {"sort_index": tid}}
+        yield _event("M", "thread_name", REQUESTS, tid, 0, {"name": lane.name})
+        yield _event("M", "thread_sort_index", REQUESTS, tid, 0, {"sort_index": tid})
 
 
 def _slices(lane: Lane, tid: int) -> Iterator[Json]:
@@ -78,17 +80,9 @@ def _slices(lane: Lane, tid: int) -> Iterator[Json]:
             args["cached_tokens"] = cell.cached
         if cell.finished:
             args["finished"] = cell.finished
-        yield {
-            "ph": "X",
-            "name": f"{cell.activity} {cell.tokens}" if cell.tokens else str(cell.activity),
-            "cat": str(cell.activity),
-            "cname": COLOURS[cell.activity],
-            "pid": REQUESTS,
-            "tid": tid,
-            "ts": _start(step),
-            "dur": STEP_US,
-            "args": args,
-        }
+        name = f"{cell.activity} {cell.tokens}" if cell.tokens else str(cell.activity)
+        colour = COLOURS[cell.activity]
+        yield _event("X", name, REQUESTS, tid, step, args, cat=str(cell.activity), cname=colour, dur=STEP_US)
 
 
 def _instants(events: Iterable[TraceEvent], tracks: Mapping[tuple[str, int], int]) -> Iterator[Json]:
@@ -102,26 +96,14 @@ def _instants(events: Iterable[TraceEvent], tracks: Mapping[tuple[str, int], int
         args: Json = {"step": event.step, "blocks": list(event.blocks)}
         if event.tokens:
             args["tokens"] = event.tokens
-        yield {
-            "ph": "i",
-            "s": "t",
-            "name": str(event.kind),
-            "cat": "decision",
-            "pid": pid,
-            "tid": tid,
-            "ts": _start(event.step),
-            "args": args,
-        }
+        yield _event("i", str(event.kind), pid, tid, event.step, args, cat="decision", s="t")
 
 
 def _counters(timeline: Timeline, states: Mapping[int, State], budget: int) -> Iterator[Json]:
     for step in range(timeline.first, timeline.last + 1):
         ran = timeline.tokens(step)
-        yield _counter("token budget", step, {"used": ran, "left": max(budget - ran, 0)})
+        yield _event("C", "token budget", ENGINE, 0, step, {"used": ran, "left": max(budget - ran, 0)})
         if state := states.get(step):
-            yield _counter("KV blocks", step, {"held": state.held, "cached": state.cached, "free": state.free})
-            yield _counter("requests", step, {"running": state.running, "waiting": state.waiting})
-
-
-def _counter(name: str, step: int, values: Mapping[str, int]) -> Json:
-    return {"ph": "C", "name": name, "pid": ENGINE, "tid": 0, "ts": _start(step), "args": dict(values)}
+            blocks: Json = {"held": state.held, "cached": state.cached, "free": state.free}
+            yield _event("C", "KV blocks", ENGINE, 0, step, blocks)
+            yield _event("C", "requests", ENGINE, 0, step, {"running": state.running, "waiting": state.waiting})

@@ -12,10 +12,11 @@ import typer
 from rich.console import Console
 from rich.rule import Rule
 
+from minivllm.cli.cache_view import State, state_of, tables_of
 from minivllm.cli.perfetto import chrome_trace
-from minivllm.cli.timeline import State, Timeline, build_timeline, state_of, tables_of
 from minivllm.cli.trace_view import draw_block_tables, draw_pool, draw_timeline, steps_that_fit, tell_events
 from minivllm.config import ConfigError
+from minivllm.obs.timeline import Timeline, build_timeline
 from minivllm.plan import TraceEvent
 from minivllm.sched.scheduler import Scheduler
 from minivllm.sched.trace import TraceError, TraceHeader, read_trace, replay

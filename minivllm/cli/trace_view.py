@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from minivllm.cli.timeline import Activity, BlockView, Cell, Lane, State, TableView, Timeline, sequence_name
+from minivllm.cli.cache_view import BlockView, State, TableView
+from minivllm.obs.timeline import Activity, Cell, Lane, Timeline, sequence_name
 from minivllm.plan import EventKind, TraceEvent
 
 STYLES = {
@@ -45,7 +46,7 @@ def draw_timeline(
     """
     lanes = timeline.active(first, last)
     shown = lanes[:MAX_LANES]
-    names = [sequence_name(lane.request, lane.index) for lane in shown]
+    names = [lane.name for lane in shown]
     margin = max((len(name) for name in [*names, "tokens", "KV used"]), default=0) + 1
     cell = _cell_width(shown, first, last, width - margin)
     steps = range(first, min(last, first + (width - margin) // cell - 1) + 1)
@@ -65,7 +66,7 @@ def draw_timeline(
 
 def steps_that_fit(timeline: Timeline, width: int) -> int:
     """How many steps one screen of `width` columns shows at one column a step."""
-    names = [sequence_name(lane.request, lane.index) for lane in timeline.lanes]
+    names = [lane.name for lane in timeline.lanes]
     return max(width - max((len(name) for name in [*names, "KV used"]), default=0) - 1, 1)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minivllm.course.manifest import ROOT, CourseError, Exercise, Hole, load_manifest
-from minivllm.course.source import DEFINITIONS, Definition, bound_names, find_body, names_used
+from minivllm.course.source import DEFINITIONS, Definition, bound_names, find_body, first_line, imported, names_used
 
 STAMP = re.compile(r"^# cut from the engine: ([0-9a-f]{16})$\n", re.M)
 
@@ -45,11 +45,6 @@ class Module:
 
 
 # one definition
-
-
-def first_line(node: Definition) -> int:
-    """The line of a definition's first decorator, or of itself."""
-    return min([node.lineno, *(d.lineno for d in node.decorator_list)])
 
 
 def full_text(module: Module, node: Definition) -> list[str]:
@@ -266,7 +261,8 @@ def _import_of(module: Module, name: str) -> str | None:
         if name not in bound_names(statement):
             continue
         if isinstance(statement, ast.Import | ast.ImportFrom):
-            alias = next(a for a in statement.names if (a.asname or a.name.partition(".")[0]) == name)
+            alias = imported(statement, name)
+            assert alias is not None
             renamed = f" as {alias.asname}" if alias.asname else ""
             if isinstance(statement, ast.Import):
                 return f"import {alias.name}{renamed}"

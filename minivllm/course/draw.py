@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from minivllm.course.film import NUM_HUES, Film, Frame, Label, Look
 from minivllm.kv.block_pool import NULL_BLOCK, Block, BlockPool
+from minivllm.obs.timeline import sequence_name
 from minivllm.plan import EventKind, TraceEvent
 from minivllm.sched.scheduler import Scheduler
 from minivllm.sched.trace import TraceHeader, replay
@@ -20,7 +21,7 @@ from minivllm.sched.trace import TraceHeader, replay
 if TYPE_CHECKING:
     from minivllm.llm import LLM
 
-WIDTH, CELL, GAP, PER_ROW, NAME = 420.0, 30.0, 4.0, 12, 40.0
+WIDTH, PER_ROW, NAME = 420.0, 12, 40.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +98,6 @@ def _in_token_order(scheduler: Scheduler, blocks: Seq[int]) -> list[int]:
     return list(blocks[::-1] if scheduler.kv.leaf_first else blocks)
 
 
-def sequence_name(request: str, index: int) -> str:
-    """How pictures call a sequence: its request's id, and a number where the request has several."""
-    return f"{request}/{index}" if index else request
-
-
 def _blocks(events: Iterable[TraceEvent], kind: EventKind) -> frozenset[int]:
     return frozenset(block for event in events if event.kind is kind for block in event.blocks)
 
@@ -162,10 +158,12 @@ def draw_cache(source: Scheduler | LLM | Seq[Snapshot], steps: slice = slice(Non
     shots = list(snapshots(source) if not isinstance(source, Seq) else source)[steps]
     names = list(dict.fromkeys(name for shot in shots for name in [*shot.tables, *shot.gone]))
     film = Film(WIDTH, 0, title, legend=LEGEND)
-    pool = _block_panel(film, max(shot.num_blocks for shot in shots))
-    queue = _free_panel(film, max(len(shot.free) for shot in shots))
+    film.add_heading("physical blocks")
+    pool = film.add_grid(max(shot.num_blocks for shot in shots), PER_ROW)
+    film.add_heading("free list: the left end is taken next")
+    queue = film.add_grid(max(len(shot.free) for shot in shots), PER_ROW, height=20)
     if names:
-        _heading(film, "block tables, in token order")
+        film.add_heading("block tables, in token order")
     rows = {name: _table_row(film, name, _longest(shots, name)) for name in names}
     for shot in shots:
         looks = _block_looks(shot, names, pool) | _free_looks(shot, queue)
@@ -180,35 +178,9 @@ def _longest(shots: Seq[Snapshot], name: str) -> int:
     return max(len(shot.tables.get(name) or shot.gone.get(name, ())) for shot in shots)
 
 
-def _grid(film: Film, count: int, left: float = 0.0, height: float = CELL, per_row: int = PER_ROW) -> list[int]:
-    """`count` boxes in rows below everything that is there already."""
-    pitch = CELL + GAP
-    boxes = [
-        film.add_box(left + i % per_row * pitch + 2, film.height + i // per_row * (height + GAP), CELL, height)
-        for i in range(count)
-    ]
-    film.height += -(-count // per_row) * (height + GAP)
-    return boxes
-
-
-def _heading(film: Film, text: str) -> None:
-    film.labels.append(Label(2, film.height + 14, text))
-    film.height += 20
-
-
-def _block_panel(film: Film, count: int) -> list[int]:
-    _heading(film, "physical blocks")
-    return _grid(film, count)
-
-
-def _free_panel(film: Film, count: int) -> list[int]:
-    _heading(film, "free list: the left end is taken next")
-    return _grid(film, count, height=20)
-
-
 def _table_row(film: Film, name: str, count: int) -> list[int]:
     film.labels.append(Label(NAME - 4, film.height + 14, name, "name"))
-    return _grid(film, max(count, 1), left=NAME, height=20, per_row=PER_ROW - 1)
+    return film.add_grid(max(count, 1), PER_ROW - 1, left=NAME, height=20)
 
 
 def _hue(name: str, names: Seq[str]) -> str:

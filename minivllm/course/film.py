@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 HUES = ("#2f6db3", "#a85400", "#2f7d3b", "#8250a8", "#b83a3a", "#1f7a80", "#7a5a2e", "#b03a78")
 NUM_HUES = len(HUES)
+CELL, GAP = 30.0, 4.0
 
 STYLE = (
     ".film{margin:1em 0;max-width:36rem}.film svg{width:100%;height:auto;display:block;background:none}"
@@ -118,6 +119,20 @@ class Film:
         """Add a box; returns its number, for the frames' `looks`."""
         self.boxes.append(Box(x, y, width, height))
         return len(self.boxes) - 1
+
+    def add_heading(self, text: str) -> None:
+        """Add words below everything that is there already."""
+        self.labels.append(Label(2, self.height + 14, text))
+        self.height += 20
+
+    def add_grid(self, count: int, per_row: int, left: float = 0.0, height: float = CELL) -> list[int]:
+        """Add `count` boxes in rows below everything that is there already; returns their numbers."""
+        first = len(self.boxes)
+        for i in range(count):
+            row, column = divmod(i, per_row)
+            self.add_box(left + column * (CELL + GAP) + 2, self.height + row * (height + GAP), CELL, height)
+        self.height += -(-count // per_row) * (height + GAP)
+        return list(range(first, len(self.boxes)))
 
     @property
     def id(self) -> str:

@@ -9,72 +9,19 @@ from pathlib import Path
 from minivllm.course.manifest import CourseError, Exercise
 from minivllm.course.source import read_answer
 
-UNUSUAL_MODULES = frozenset(
-    (
-        "_pytest",
-        "ast",
-        "builtins",
-        "code",
-        "ctypes",
-        "faulthandler",
-        "gc",
-        "hypothesis",
-        "importlib",
-        "inspect",
-        "linecache",
-        "marshal",
-        "multiprocessing",
-        "os",
-        "pathlib",
-        "pickle",
-        "pluggy",
-        "psutil",
-        "pty",
-        "pytest",
-        "resource",
-        "runpy",
-        "shutil",
-        "signal",
-        "socket",
-        "subprocess",
-        "sys",
-        "tempfile",
-        "threading",
-        "traceback",
-        "unittest",
-    )
-)
-UNUSUAL_CALLS = frozenset(
-    (
-        "__import__",
-        "breakpoint",
-        "compile",
-        "eval",
-        "exec",
-        "exit",
-        "globals",
-        "input",
-        "locals",
-        "open",
-        "quit",
-        "vars",
-    )
-)
-UNUSUAL_ATTRIBUTES = frozenset(
-    (
-        "__builtins__",
-        "__code__",
-        "__globals__",
-        "__subclasses__",
-        "_getframe",
-        "f_back",
-        "f_globals",
-        "f_locals",
-        "modules",
-        "settrace",
-        "tb_frame",
-    )
-)
+UNUSUAL_MODULES = {
+    "_pytest", "ast", "builtins", "code", "ctypes", "faulthandler", "gc", "hypothesis", "importlib", "inspect",
+    "linecache", "marshal", "multiprocessing", "os", "pathlib", "pickle", "pluggy", "psutil", "pty", "pytest",
+    "resource", "runpy", "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "traceback",
+    "unittest",
+}  # fmt: skip
+UNUSUAL_CALLS = {
+    "__import__", "breakpoint", "compile", "eval", "exec", "exit", "globals", "input", "locals", "open", "quit", "vars",
+}  # fmt: skip
+UNUSUAL_ATTRIBUTES = {
+    "__builtins__", "__code__", "__globals__", "__subclasses__", "_getframe", "f_back", "f_globals", "f_locals",
+    "modules", "settrace", "tb_frame",
+}  # fmt: skip
 
 
 @dataclass(slots=True)

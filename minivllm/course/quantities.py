@@ -34,19 +34,9 @@ _TIMES = {
     ("h", "hour", "hours"): 3600.0,
 }
 _COUNTS = (
-    "token",
-    "block",
-    "slot",
-    "sequence",
-    "request",
-    "step",
-    "page",
-    "process",
-    "gpu",
-    "character",
-    "matrix",
-    "item",
-)
+    "token", "block", "slot", "sequence", "request", "step", "page", "process",
+    "gpu", "character", "matrix", "item",
+)  # fmt: skip
 _PLURALS = {"matrix": "matrices", "process": "processes"}
 _SPELLED = {"seq": "sequence", "seqs": "sequence", "char": "character", "chars": "character"}
 

@@ -21,7 +21,7 @@ from pygments.lexers import PythonLexer
 
 from minivllm.course.manifest import ROOT, CourseError, Exercise, Hole, load_manifest
 from minivllm.course.progress import has_passed
-from minivllm.course.source import Definition, find_body, parse_file
+from minivllm.course.source import Definition, find_body, first_line, parse_file
 
 _RULES = {  # one colour for light pages, one for dark ones; both readable on their background
     "k": ("#7928a1", "#dcb0f5"), "s": ("#116b33", "#a5d6a0"), "c1": ("#5f6368", "#a0a6ad"), "mi": ("#8a4b00", "#f0b77a"),
@@ -112,7 +112,7 @@ def _piece(hole: Hole, reveal: bool) -> Piece:
     closed = {} if reveal else _closed_holes(hole)
     code = textwrap.dedent("\n".join(_without(lines, node, hole.qualname, closed)))
     note = "; ".join(f"{e.id} is yours to write: contract only" for e in dict.fromkeys(closed.values()))
-    return Piece(f"{path}, line {_first_line(node)}", code, note)
+    return Piece(f"{path}, line {first_line(node)}", code, note)
 
 
 def _find(hole: Hole) -> tuple[str, list[str], Definition]:
@@ -123,10 +123,6 @@ def _find(hole: Hole) -> tuple[str, list[str], Definition]:
     except KeyError:
         raise CourseError(f"show: {hole.path} has no {hole.qualname}") from None
     return hole.path, path.read_text().splitlines(), node
-
-
-def _first_line(node: Definition) -> int:
-    return min([node.lineno, *(d.lineno for d in node.decorator_list)])
 
 
 def _closed_holes(hole: Hole) -> dict[str, Exercise]:
@@ -159,7 +155,7 @@ def _without(lines: list[str], node: Definition, qualname: str, closed: dict[str
                 del kept[_first_line(inner) - 2 : last]  # with the empty line before it
             elif first <= last:
                 kept[first - 1 : last] = [" " * (inner.col_offset + 4) + "..."]
-    return kept[_first_line(node) - 1 :]
+    return kept[first_line(node) - 1 :]
 
 
 def _functions(node: Definition, qualname: str) -> list[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:

@@ -41,6 +41,11 @@ def find_body(tree: ast.Module, qualname: str) -> tuple[list[ast.stmt], Definiti
     return body, node
 
 
+def first_line(node: Definition) -> int:
+    """The line of a definition's first decorator, or of itself."""
+    return min([node.lineno, *(d.lineno for d in node.decorator_list)])
+
+
 def names_used(*nodes: ast.AST) -> set[str]:
     """Every name read or written anywhere in the nodes."""
     return {child.id for node in nodes for child in ast.walk(node) if isinstance(child, ast.Name)}
@@ -58,6 +63,11 @@ def bound_names(statement: ast.stmt) -> set[str]:
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         return {name for target in targets for name in _names_in_target(target)}
     return set()
+
+
+def imported(statement: ast.Import | ast.ImportFrom, name: str) -> ast.alias | None:
+    """The part of an import that binds a name."""
+    return next((alias for alias in statement.names if (alias.asname or alias.name.partition(".")[0]) == name), None)
 
 
 def _names_in_target(target: ast.expr) -> set[str]:

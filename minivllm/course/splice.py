@@ -24,7 +24,16 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from minivllm.course.manifest import ROOT, CourseError, Hole
-from minivllm.course.source import Answer, Definition, bound_names, find_body, is_solves, names_used, read_answer
+from minivllm.course.source import (
+    Answer,
+    Definition,
+    bound_names,
+    find_body,
+    imported,
+    is_solves,
+    names_used,
+    read_answer,
+)
 
 ENVIRONMENT = "MINIVLLM_WITH"
 LINE_OFFSET = 1_000_000
@@ -258,7 +267,5 @@ def _import_source(name: str, statement: ast.stmt) -> str | None:
     if not isinstance(statement, ast.Import | ast.ImportFrom):
         return None
     prefix = f"{statement.module}." if isinstance(statement, ast.ImportFrom) else ""
-    for alias in statement.names:
-        if (alias.asname or alias.name.partition(".")[0]) == name:
-            return prefix + alias.name
-    return None
+    alias = imported(statement, name)
+    return prefix + alias.name if alias else None

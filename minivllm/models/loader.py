@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from minivllm.models.gguf_model import GGUFCheckpoint
 from minivllm.models.gguf_reader import read_gguf
 from minivllm.models.safetensors_model import SafetensorsCheckpoint
 from minivllm.models.tokenizer import Tokenizer
+from minivllm.models.weights import check_weight, weight_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +25,8 @@ class LoadedModel:
     tokenizer: Tokenizer
 
 
-class Checkpoint(Protocol):
-    """A model on disk, whatever its format. Names and layout of tensors are those of Hugging Face."""
-
-    path: Path
-
-    def config(self) -> ModelConfig: ...
-
-    def tokenizer(self) -> Tokenizer: ...
-
-    def read(self, name: str, dtype: torch.dtype) -> Tensor | None:
-        """The tensor called `name`, or None if there is none."""
+Checkpoint = GGUFCheckpoint | SafetensorsCheckpoint
+"""A model on disk. Names and layout of its tensors are those of Hugging Face, whatever the format."""
 
 
 def load_model(path: Path, dtype: torch.dtype) -> LoadedModel:
@@ -67,50 +58,5 @@ def load_config(checkpoint: Checkpoint) -> ModelConfig:
 
 def load_weights(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
     """Read every weight that a model of this configuration has. Raises `ModelError` if one is missing or misshapen."""
-    weights = {}
-    for name, shape in weight_shapes(config).items():
-        tensor = checkpoint.read(name, dtype)
-        if tensor is None:
-            raise ModelError(f"{checkpoint.path}: weight {name} is missing; the download is incomplete, fetch it again")
-        if tuple(tensor.shape) != shape:
-            raise ModelError(
-                f"{checkpoint.path}: weight {name} has shape {tuple(tensor.shape)}, its configuration says {shape}; "
-                f"configuration and weights are of different models, fetch both again"
-            )
-        weights[name] = tensor
-    return weights
-
-
-def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every weight of a model, by Hugging Face name. A linear layer's weight is [out, in]."""
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
-    for layer in range(config.num_layers):
-        for name, shape in layer_shapes(config).items():
-            shapes[f"model.layers.{layer}.{name}"] = shape
-    shapes["model.norm.weight"] = (config.hidden_size,)
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
-    return shapes
-
-
-def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of one layer's weights, by their Hugging Face name within the layer."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (q_size, hidden),
-        "self_attn.k_proj.weight": (kv_size, hidden),
-        "self_attn.v_proj.weight": (kv_size, hidden),
-        "self_attn.o_proj.weight": (hidden, q_size),
-        "post_attention_layernorm.weight": (hidden,),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
-    }
-    if config.qkv_bias:
-        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
-            shapes[f"self_attn.{name}_proj.bias"] = (size,)
-    if config.qk_norm:
-        shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (config.head_dim,)
-    return shapes
+    shapes, where = weight_shapes(config), f"{checkpoint.path}: "
+    return {name: check_weight(name, checkpoint.read(name, dtype), shapes, where) for name in shapes}

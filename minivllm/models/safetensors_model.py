@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -12,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from minivllm.config import ModelConfig, ModelError, RopeScaling
+from minivllm.models.json_files import Json, read_json
 from minivllm.models.tokenizer import Tokenizer
 from minivllm.models.tokenizer_files import tokenizer_from_folder
 
@@ -27,8 +27,6 @@ ONLY_VALUE: Mapping[str, object] = {
     "quantization_config": None,
 }
 
-Json = Mapping[str, Any]
-
 
 class SafetensorsCheckpoint:
     """A model folder. Weights stay on disk until they are read."""
@@ -39,12 +37,8 @@ class SafetensorsCheckpoint:
 
     def config(self) -> ModelConfig:
         """The model's shape, from config.json and generation_config.json."""
-        generation = self.path / "generation_config.json"
-        return config_from_json(
-            read_json(self.path / "config.json"),
-            read_json(generation) if generation.exists() else {},
-            where=self.path / "config.json",
-        )
+        where = self.path / "config.json"
+        return config_from_json(read_json(where), read_json(self.path / "generation_config.json", optional=True), where)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of tokenizer.json; it ends answers where the configuration does."""
@@ -120,19 +114,6 @@ def eos_ids(*sources: int | list[int] | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(token for ids in listed for token in ids if token is not None))
 
 
-def read_json(path: Path) -> Json:
-    """The object in a JSON file. Raises `ModelError` if the file is missing or holds none."""
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path}: is missing; the model folder is incomplete, fetch it again") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: can't be read ({error}); fetch it again") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path}: must hold a JSON object; fetch it again")
-    return content
-
-
 def _names(file: Path) -> list[str]:
     try:
         with safe_open(file, framework="pt") as tensors:
@@ -153,9 +134,6 @@ def _rope_scaling(rope: Json, where: Path) -> RopeScaling | None:
         return None
     if kind != "llama3":
         raise ModelError(f"{where}: rope scaling {kind} is not supported; use a model with none or llama3 scaling")
-    return RopeScaling(
-        float(_get(rope, "factor", where)),
-        float(_get(rope, "low_freq_factor", where)),
-        float(_get(rope, "high_freq_factor", where)),
-        int(_get(rope, "original_max_position_embeddings", where)),
-    )
+    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    factor, low, high, original_max_position = (_get(rope, key, where) for key in keys)
+    return RopeScaling(float(factor), float(low), float(high), int(original_max_position))

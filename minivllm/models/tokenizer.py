@@ -6,8 +6,7 @@ That is what makes streaming simple (`sample/detok.py`) and grammars possible (`
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import cast
@@ -17,35 +16,44 @@ from tokenizers import Tokenizer as FastTokenizer
 from minivllm.config import RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class Special:
-    """What a model file says beside the vocabulary: ids that begin and end text, and the chat template."""
+@dataclass(eq=False, repr=False)
+class Tokenizer:
+    """Text to ids and back: byte-level byte-pair encoding (GPT-2, Llama 3, Qwen, SmolLM2), by the `tokenizers` package.
 
+    `special_ids` are control tokens: no part of the text, skipped when decoding. Which ids begin and end text, and how a
+    chat is written, is what a model's files say beside the vocabulary.
+
+    Bytes that have no token are lost in `encode`, as in the original tokenizers: SmolLM2 has none for six control
+    characters and for code points from U+40000 to U+BFFFF.
+
+    Raises `KeyError` if a vocabulary entry is not written in GPT-2's alphabet: the tokenizer is then of another kind.
+    """
+
+    fast: FastTokenizer
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     add_bos: bool = False
     chat_template: str | None = None
 
+    def __post_init__(self) -> None:
+        added = self.fast.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._pieces = _pieces(self.fast)
 
-class Tokenizer(ABC):
-    """Text to ids and back. `special_ids` are control tokens: no part of the text, skipped when decoding.
+    @cached_property
+    def _without_special(self) -> FastTokenizer:
+        # the switch belongs to the object, not to the call: a second object keeps concurrent callers apart
+        fast = FastTokenizer.from_str(self.fast.to_str())
+        fast.encode_special_tokens = True
+        return fast
 
-    `pieces[id]` are the bytes a token stands for; for a control token its name, such as b"<|im_end|>".
-    """
-
-    def __init__(self, pieces: Sequence[bytes], special_ids: Iterable[int], special: Special) -> None:
-        self._pieces = pieces
-        self.special_ids = frozenset(special_ids)
-        self.bos_token_id = special.bos_token_id
-        self.eos_token_ids = special.eos_token_ids
-        self.add_bos = special.add_bos
-        self.chat_template = special.chat_template
-
-    @abstractmethod
     def encode(self, text: str, parse_special: bool = True) -> list[int]:
         """The ids of `text`, nothing added. With `parse_special` the names of control tokens in it become those
         tokens: right for a rendered chat template, wrong for text that must not be able to fake one.
         Raises `RequestError` if `text` is not valid Unicode."""
+        check_unicode(text)
+        fast = self.fast if parse_special else self._without_special
+        return cast(list[int], fast.encode(text, add_special_tokens=False).ids)
 
     def encode_prompt(self, text: str) -> list[int]:
         """The ids of a prompt: `encode`, behind the begin token if the model wants one and the text has none."""
@@ -69,52 +77,10 @@ class Tokenizer(ABC):
         return len(self._pieces)
 
 
-class ByteTokenizer(Tokenizer):
-    """Ids 0 to 255 are the bytes, 256 begins and 257 ends a text: for toy models, tests and lessons."""
-
-    BOS, EOS = 256, 257
-
-    def __init__(self, chat_template: str | None = None) -> None:
-        pieces = [bytes([value]) for value in range(256)] + [b"<bos>", b"<eos>"]
-        super().__init__(pieces, (self.BOS, self.EOS), Special(self.BOS, (self.EOS,), chat_template=chat_template))
-
-    def encode(self, text: str, parse_special: bool = True) -> list[int]:
-        """The UTF-8 bytes of `text`; no text means the two special tokens, whatever `parse_special`."""
-        return list(utf8(text))
-
-
-class BPETokenizer(Tokenizer):
-    """Byte-level byte-pair encoding (GPT-2, Llama 3, Qwen, SmolLM2), computed by the `tokenizers` package.
-
-    Bytes that have no token are lost in `encode`, as in the original tokenizers: SmolLM2 has none for six control
-    characters and for code points from U+40000 to U+BFFFF.
-
-    Raises `KeyError` if a vocabulary entry is not written in GPT-2's alphabet: the tokenizer is then of another kind.
-    """
-
-    def __init__(self, fast: FastTokenizer, special: Special) -> None:
-        added = fast.get_added_tokens_decoder()
-        super().__init__(_pieces(fast), (i for i, token in added.items() if token.special), special)
-        self._with_special = fast
-
-    @cached_property
-    def _without_special(self) -> FastTokenizer:
-        # the switch belongs to the object, not to the call: a second object keeps concurrent callers apart
-        fast = FastTokenizer.from_str(self._with_special.to_str())
-        fast.encode_special_tokens = True
-        return fast
-
-    def encode(self, text: str, parse_special: bool = True) -> list[int]:
-        """The ids of `text`; see `Tokenizer.encode`."""
-        utf8(text)
-        fast = self._with_special if parse_special else self._without_special
-        return cast(list[int], fast.encode(text, add_special_tokens=False).ids)
-
-
-def utf8(text: str) -> bytes:
-    """`text` in UTF-8. Raises `RequestError` for half a surrogate pair, which JSON can spell and UTF-8 cannot."""
+def check_unicode(text: str) -> None:
+    """Raise `RequestError` for half a surrogate pair, which JSON can spell and UTF-8 cannot."""
     try:
-        return text.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise RequestError(
             "text", text[error.start], "half a surrogate pair is not valid Unicode; send whole characters"
@@ -140,6 +106,7 @@ def piece_bytes(piece: str) -> bytes:
 
 
 def _pieces(fast: FastTokenizer) -> list[bytes]:
+    """The bytes that each id stands for; for a control token its name, such as b"<|im_end|>"."""
     added = fast.get_added_tokens_decoder()
     vocab = fast.get_vocab()
     pieces = [b""] * (max(vocab.values()) + 1)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import BPE
 
 from minivllm.config import ModelError
 from minivllm.models.gguf_reader import GGUFFile
-from minivllm.models.tokenizer import BPETokenizer, Special
+from minivllm.models.json_files import Json, read_json
+from minivllm.models.tokenizer import Tokenizer
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # of tokenizer.ggml.token_type; 1 is an ordinary token
 
@@ -22,7 +24,7 @@ LLAMA3_SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
-def tokenizer_from_gguf(file: GGUFFile, eos_token_ids: tuple[int, ...]) -> BPETokenizer:
+def tokenizer_from_gguf(file: GGUFFile, eos_token_ids: tuple[int, ...]) -> Tokenizer:
     """Rebuild the tokenizer that a GGUF file's metadata describes.
 
     Raises `ModelError` for a tokenizer that is not byte-level BPE, or an unknown way to cut text before it.
@@ -35,22 +37,19 @@ def tokenizer_from_gguf(file: GGUFFile, eos_token_ids: tuple[int, ...]) -> BPETo
     if len(kinds) != len(texts):
         raise ModelError(f"{file.path}: {len(texts)} tokens but {len(kinds)} token types; convert the model again")
     split = file.text("tokenizer.ggml.pre", "(none)")
-    fast = Tokenizer(_bpe(file, texts, kinds, ignore_merges=split == "llama-bpe"))
+    fast = FastTokenizer(_bpe(file, texts, kinds, ignore_merges=split == "llama-bpe"))
     _set_splitting(fast, split, file.path)
     added = [(text, kind) for text, kind in zip(texts, kinds, strict=True) if kind in (UNKNOWN, CONTROL, USER_DEFINED)]
     fast.add_special_tokens([AddedToken(text, normalized=False) for text, kind in added if kind != USER_DEFINED])
     fast.add_tokens([AddedToken(text, normalized=False) for text, kind in added if kind == USER_DEFINED])
     bos = file.integer("tokenizer.ggml.bos_token_id", -1)
-    special = Special(
-        bos_token_id=None if bos < 0 else bos,
-        eos_token_ids=eos_token_ids,
-        add_bos=bool(file.integer("tokenizer.ggml.add_bos_token", split == "llama-bpe")),
-        chat_template=file.text("tokenizer.chat_template", "") or None,
-    )
-    return _byte_level(fast, special, file.path)
+    add_bos = bool(file.integer("tokenizer.ggml.add_bos_token", split == "llama-bpe"))
+    template = file.text("tokenizer.chat_template", "") or None
+    with _must_be_byte_level(file.path):
+        return Tokenizer(fast, None if bos < 0 else bos, eos_token_ids, add_bos, template)
 
 
-def tokenizer_from_folder(folder: Path, eos_token_ids: tuple[int, ...]) -> BPETokenizer:
+def tokenizer_from_folder(folder: Path, eos_token_ids: tuple[int, ...]) -> Tokenizer:
     """Read tokenizer.json, and the chat template and begin token that tokenizer_config.json names.
 
     Raises `ModelError` if tokenizer.json is missing, damaged or not byte-level BPE.
@@ -59,14 +58,15 @@ def tokenizer_from_folder(folder: Path, eos_token_ids: tuple[int, ...]) -> BPETo
     if not path.exists():
         raise ModelError(f"{path}: is missing; fetch it (a tokenizer.model alone is not supported)")
     try:
-        fast = Tokenizer.from_file(str(path))
+        fast = FastTokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing narrower
         raise ModelError(f"{path}: can't be read ({error}); fetch it again") from error
-    config = _settings(folder / "tokenizer_config.json")
+    config = read_json(folder / "tokenizer_config.json", optional=True)
     name = config.get("bos_token")
     bos = fast.token_to_id(name["content"] if isinstance(name, dict) else name) if name else None
     adds_bos = bos is not None and fast.encode("").ids[:1] == [bos]
-    return _byte_level(fast, Special(bos, eos_token_ids, adds_bos, _chat_template(folder, config)), path)
+    with _must_be_byte_level(path):
+        return Tokenizer(fast, bos, eos_token_ids, adds_bos, _chat_template(folder, config))
 
 
 def _bpe(file: GGUFFile, texts: list[str], kinds: list[Any], *, ignore_merges: bool) -> BPE:
@@ -79,7 +79,7 @@ def _bpe(file: GGUFFile, texts: list[str], kinds: list[Any], *, ignore_merges: b
         raise ModelError(f"{file.path}: vocabulary and merges don't fit ({error}); convert the model again") from error
 
 
-def _set_splitting(fast: Tokenizer, name: str, path: Path) -> None:
+def _set_splitting(fast: FastTokenizer, name: str, path: Path) -> None:
     """Cut text before byte-pair merging as the model family called `name` (tokenizer.ggml.pre) does."""
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if name == "gpt-2":
@@ -96,27 +96,17 @@ def _set_splitting(fast: Tokenizer, name: str, path: Path) -> None:
         fast.normalizer = normalizers.NFC()
 
 
-def _byte_level(fast: Tokenizer, special: Special, path: Path) -> BPETokenizer:
+@contextmanager
+def _must_be_byte_level(path: Path) -> Iterator[None]:
     try:
-        return BPETokenizer(fast, special)
+        yield
     except KeyError as error:
         raise ModelError(
             f"{path}: is no byte-level BPE (character {error}); use a Llama 3, Qwen or SmolLM2 model"
         ) from None
 
 
-def _settings(path: Path) -> Mapping[str, Any]:
-    """The object in an optional JSON file; empty if there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: can't be read ({error}); fetch it again") from error
-    return content if isinstance(content, dict) else {}
-
-
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+def _chat_template(folder: Path, config: Json) -> str | None:
     """The chat template: a file of its own, or in tokenizer_config.json as a string or a list of named ones."""
     file = folder / "chat_template.jinja"
     if file.exists():

@@ -18,7 +18,7 @@ from lessons.naive import (
 from minivllm.calc.roofline import spill_tps
 from minivllm.config import ModelConfig
 from minivllm.models.decoder import Decoder
-from minivllm.models.loader import weight_shapes
+from minivllm.models.weights import weight_shapes
 from minivllm.sample.detok import IncrementalDetokenizer
 from minivllm.sample.stop import StopChecker
 

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from lessons.naive import naive_deltas
 from minivllm.config import EngineConfig
+from minivllm.course.offset_detok import OffsetDetokenizer
 from minivllm.llm import LLM
 from minivllm.models.fetch import resolve_model
 from minivllm.models.loader import open_checkpoint
 from minivllm.request import SamplingParams
-from minivllm.sample.detok import IncrementalDetokenizer, OffsetDetokenizer
+from minivllm.sample.detok import IncrementalDetokenizer
 from minivllm.sample.stop import StopChecker
 
 BAD = "\N{REPLACEMENT CHARACTER}"

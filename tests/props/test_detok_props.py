@@ -3,7 +3,8 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from minivllm.sample.detok import IncrementalDetokenizer, OffsetDetokenizer
+from minivllm.course.offset_detok import OffsetDetokenizer
+from minivllm.sample.detok import IncrementalDetokenizer
 
 FINDINGS = ([b"a", b"\xc3\xa9\xe4\xb8\x96\xc3", b"\xa9\xc3", b"\xa9"], [b"x", b"a\xc3"])
 AWKWARD = [b"\xc3", b"\xa9", b"\xe4", b"\xb8", b"\x96", b"\xf0", b"\x9f", b"\x98", b"\x80", b"\xff", b"a"]

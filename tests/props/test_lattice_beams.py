@@ -15,7 +15,8 @@ from minivllm.models.fetch import resolve_model
 from minivllm.models.loader import load_model
 from minivllm.plan import EventKind
 from minivllm.request import BeamParams, Request, SamplingParams
-from minivllm.sample.beam import beam_search_client, finished_answers
+from minivllm.sample.beam import finished_answers
+from tests.beam_client import beam_search_client
 from tests.lattice import Cell, make_scheduler, num_blocks, of, refused, run
 from tests.naive_beams import BeamIntegerModel, integer_logprobs, naive_beam_search
 

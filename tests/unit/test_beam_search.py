@@ -9,11 +9,11 @@ from minivllm.config import EngineConfig, ModelConfig, RequestError
 from minivllm.engine.startup import build_engine
 from minivllm.llm import LLM
 from minivllm.models.decoder import Decoder
-from minivllm.models.tokenizer import ByteTokenizer
 from minivllm.plan import EventKind
 from minivllm.request import BeamParams, FinishReason, SamplingParams
-from minivllm.sample.beam import beam_search_client
 from minivllm.sample.sampler import LogitsError
+from tests.beam_client import beam_search_client
+from tests.byte_tokenizer import ByteTokenizer
 from tests.naive_beams import naive_beam_search
 from tests.random_weights import random_weights
 from tests.reference_decoder import reference_logits

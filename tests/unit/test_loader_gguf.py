@@ -12,10 +12,10 @@ from gguf.quants import dequantize
 
 from minivllm.config import ModelError
 from minivllm.models.gguf_model import gguf_name, half_split_rows
-from minivllm.models.gguf_quants import BLOCK_FORMATS, scales_and_minimums
 from minivllm.models.gguf_reader import read_gguf
 from minivllm.models.layers import rotary_frequencies
 from minivllm.models.loader import load_config, load_model, open_checkpoint
+from minivllm.quant.gguf_formats import BLOCK_FORMATS, scales_and_minimums
 from tests.model_files import LLAMA3_SCALING, tiny_config, write_gguf
 from tests.random_weights import random_weights
 

@@ -6,7 +6,8 @@ import pytest
 
 from minivllm.config import ModelError, RequestError
 from minivllm.models.loader import open_checkpoint
-from minivllm.models.tokenizer import ByteTokenizer, byte_of_character, piece_bytes
+from minivllm.models.tokenizer import byte_of_character, piece_bytes
+from tests.byte_tokenizer import ByteTokenizer
 from tests.model_files import CHAT_TEMPLATE, tiny_config, write_folder, write_gguf, write_json
 from tests.random_weights import random_weights
 

@@ -5,8 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from minivllm.cli.timeline import Activity, BlockView, State, TableView, build_timeline, state_of, tables_of
+from minivllm.cli.cache_view import BlockView, State, TableView, state_of, tables_of
 from minivllm.cli.trace_view import bar, draw_block_tables, draw_pool, draw_timeline, steps_that_fit, tell_events
+from minivllm.obs.timeline import Activity, build_timeline
 from minivllm.plan import EventKind, TraceEvent
 from tests.cli_support import TINY, run_requests
 

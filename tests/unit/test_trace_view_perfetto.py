@@ -5,7 +5,7 @@ import json
 import pytest
 
 from minivllm.cli.perfetto import REQUESTS, STEP_US, chrome_trace
-from minivllm.cli.timeline import build_timeline
+from minivllm.obs.timeline import build_timeline
 from minivllm.plan import EventKind
 from tests.cli_support import TINY, run_requests
 

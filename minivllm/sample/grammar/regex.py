@@ -53,11 +53,15 @@ class _Parser:
         self._at = 0
 
     def parse(self) -> Node:
-        options = [self._whole()]
-        while self._take("|"):
-            options.append(self._whole())
+        tree = self._alternatives(self._whole)
         if self._at < len(self._pattern):
             raise self._refuse("')' without '('" if self._peek() == ")" else "'$' before the end")
+        return tree
+
+    def _alternatives(self, option: Callable[[], Node]) -> Node:
+        options = [option()]
+        while self._take("|"):
+            options.append(option())
         return Alt(tuple(options))
 
     def _whole(self) -> Node:
@@ -107,12 +111,10 @@ class _Parser:
     def _group(self) -> Node:
         if not self._take("?:") and self._peek() == "?":
             raise self._refuse("a group that begins with (? (look-around, name, flag)")
-        options = [self._sequence()]
-        while self._take("|"):
-            options.append(self._sequence())
+        tree = self._alternatives(self._sequence)
         if not self._take(")"):
             raise self._refuse("an anchor within a group" if self._peek() == "$" else "'(' without ')'")
-        return Alt(tuple(options))
+        return tree
 
     def _class(self) -> Ranges:
         """What stands between brackets; the first one is taken already."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
 
-from minivllm.kv.manager import KVCacheManager
 from minivllm.plan import EventKind, TraceEvent
-from minivllm.request import Request
-from minivllm.sched.scheduler import Scheduler
+
+
+def sequence_name(request: str, index: int) -> str:
+    """The request's id; its further sequences (n > 1) get their number behind it."""
+    return f"{request}/{index}" if index else request
 
 
 class Activity(StrEnum):
@@ -25,9 +27,10 @@ class Activity(StrEnum):
 
 @dataclass(slots=True)
 class Cell:
-    """One sequence in one step: tokens run, prompt tokens found in the cache, and why it ended if it did."""
+    """One sequence in one step: tokens run from position `start` on, prompt tokens found in the cache, why it ended if it did."""
 
     activity: Activity
+    start: int = 0
     tokens: int = 0
     cached: int = 0
     finished: str = ""
@@ -45,6 +48,10 @@ class Lane:
     finished: str = ""
     _reached: int = 0
 
+    @property
+    def name(self) -> str:
+        return sequence_name(self.request, self.index)
+
     def run(self, event: TraceEvent) -> Cell:
         """Note that a step runs some of the sequence's tokens."""
         stop = event.start + event.tokens
@@ -55,7 +62,7 @@ class Lane:
         else:
             activity = Activity.PREFILL
         self._reached = max(self._reached, stop)
-        return self.cells.setdefault(event.step, Cell(activity, event.tokens))
+        return self.cells.setdefault(event.step, Cell(activity, event.start, event.tokens))
 
 
 @dataclass(slots=True)
@@ -73,10 +80,6 @@ class Timeline:
     def tokens(self, step: int) -> int:
         """How many tokens a step ran."""
         return sum(lane.cells[step].tokens for lane in self.lanes if step in lane.cells)
-
-    def finished_in(self, first: int, last: int) -> int:
-        """How many sequences ended in steps `first` .. `last`."""
-        return sum(bool(c.finished) for lane in self.lanes for s, c in lane.cells.items() if first <= s <= last)
 
 
 class TimelineBuilder:
@@ -151,68 +154,3 @@ def build_timeline(events: Iterable[TraceEvent]) -> Timeline:
         steps.append(step)
     first = max(steps[0], 1) if steps else 1
     return Timeline(builder.lanes(), first, steps[-1] if steps else 0)
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """Counts after a step. Blocks are held by someone, cached (free, but findable by their hash), or just free."""
-
-    held: int
-    cached: int
-    free: int
-    running: int
-    waiting: int
-
-    @property
-    def usable(self) -> int:
-        return self.held + self.cached + self.free
-
-
-def state_of(scheduler: Scheduler) -> State:
-    """Counts of a scheduler as it stands."""
-    pool = scheduler.kv.pool
-    cached = sum(block.ref_count == 0 and block.hash is not None for block in pool.blocks[1:])
-    return State(
-        held=pool.num_usable - pool.num_free,
-        cached=cached,
-        free=pool.num_free - cached,
-        running=len(scheduler.running),
-        waiting=len(scheduler.waiting),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class BlockView:
-    """A block as its holder sees it: who else holds it, and whether others can find it."""
-
-    id: int
-    holders: int
-    published: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TableView:
-    """A sequence's block table at one moment."""
-
-    name: str
-    num_tokens: int
-    blocks: tuple[BlockView, ...]
-
-
-def sequence_name(request: str, index: int) -> str:
-    """The request's id; its further sequences (n > 1) get their number behind it."""
-    return f"{request}/{index}" if index else request
-
-
-def tables_of(requests: Iterable[Request], kv: KVCacheManager) -> list[TableView]:
-    """The block tables of requests that run; `num_tokens` are those with KV."""
-    return [
-        TableView(
-            sequence_name(request.id, sequence.index),
-            sequence.num_computed,
-            tuple(BlockView(b.id, b.ref_count, b.hash is not None) for b in kv.tables[sequence.uid].blocks),
-        )
-        for request in requests
-        for sequence in request.live
-        if sequence.uid in kv.tables
-    ]
