@@ -152,7 +152,7 @@ def _without(lines: list[str], node: Definition, qualname: str, closed: dict[str
         if any(_within(name, hole) and len(name) >= len(hole) for hole in closed):
             first, last = _body_span(inner)
             if inner is not node and inner.name.startswith("_") and not inner.name.endswith("__"):
-                del kept[_first_line(inner) - 2 : last]  # with the empty line before it
+                del kept[first_line(inner) - 2 : last]  # with the empty line before it
             elif first <= last:
                 kept[first - 1 : last] = [" " * (inner.col_offset + 4) + "..."]
     return kept[first_line(node) - 1 :]
