@@ -83,6 +83,19 @@ chmod -R a+rX "$AUTOGRADER/source" "$AUTOGRADER/venv"
 """
 
 GRADER_NEEDS = ("pytest>=9", "hypothesis>=6.150", "psutil>=6", "rich>=14")
+LOAD = """
+import runpy, sys
+class NotInstalled:
+    def find_spec(self, name, *_):
+        if name in sys.argv[1].split(","):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, NotInstalled())
+sys.dont_write_bytecode = True
+for path in sys.argv[2:]:
+    runpy.run_path(path)
+"""
+"""Loads graders where the packages named first are not installed, for all that they can see."""
+
 CPU_TORCH = "--extra-index-url=https://download.pytorch.org/whl/cpu"
 
 RUN = """#!/usr/bin/env bash
@@ -199,9 +212,7 @@ def requirements(tree: Path, exercises: Sequence[Exercise]) -> list[str]:
     """What pip is to install for grading: four packages, and all of the engine's if a grader imports one of those."""
     engine = tomllib.loads((tree / "pyproject.toml").read_text())["project"]["dependencies"]
     more = {need.partition(">=")[0].partition("==")[0] for need in engine} - {"psutil", "rich"}
-    code = f"import sys, runpy; sys.modules.update(dict.fromkeys({sorted(more)})); sys.dont_write_bytecode = True\n"
-    code += "for path in sys.argv[1:]: runpy.run_path(path)"
-    words = [sys.executable, "-c", code, *(exercise.test_file for exercise in exercises)]
+    words = [sys.executable, "-c", LOAD, ",".join(more), *(exercise.test_file for exercise in exercises)]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run(words, cwd=tree, env=environment, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode and "ModuleNotFoundError" not in done.stderr:

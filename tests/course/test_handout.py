@@ -175,6 +175,11 @@ class TestGradescope:
         shutil.copytree(tree, torch)
         test = torch / EXERCISES["kv-01"].test_file
         test.write_text(test.read_text().replace("import pytest", "import pytest\nimport torch", 1))
+        other = torch / EXERCISES["calc-01"].test_file
+        other.write_text(
+            other.read_text() + "\nst.just(1).map(str).validate()  # Hypothesis looks here whether NumPy is loaded\n"
+        )
+        assert handout.requirements(torch, [EXERCISES["calc-01"]]) == list(handout.GRADER_NEEDS)
         needs = handout.requirements(torch, [EXERCISES["kv-01"]])
         assert [need for need in needs if need.startswith("torch==")]
 
