@@ -219,11 +219,12 @@ class Sequence:
     """One stream of tokens of a request: its prompt and what was generated after it.
 
     Two counters drive the engine: `num_tokens` known and `num_computed` of them with KV in the cache. A step runs
-    some of the difference; prefill, decode and the recomputation after a preemption are the same thing.
+    some of the difference; prefill, decode and the recomputation after a preemption are the same thing. Where steps are
+    planned ahead, `num_placeholders` more tokens are on their way: see `sched/async_sched.py`.
     """
 
-    __slots__ = ("block_hashes", "finish_reason", "index", "logprobs", "num_computed", "output_token_ids",
-                 "request", "stop_reason", "uid")  # fmt: skip
+    __slots__ = ("block_hashes", "finish_reason", "index", "last_drawn", "logprobs", "num_computed",
+                 "num_placeholders", "output_token_ids", "request", "stop_reason", "uid")  # fmt: skip
 
     def __init__(self, request: Request, index: int) -> None:
         self.request = request
@@ -233,6 +234,8 @@ class Sequence:
         self.logprobs: list[TokenLogprob] = []
         self.block_hashes: list[bytes] = []
         self.num_computed = 0
+        self.num_placeholders = 0
+        self.last_drawn = -1  # belongs to the one that runs steps, and is ahead of `output_token_ids` there
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
 
@@ -243,6 +246,11 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.request.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_expected(self) -> int:
+        """Tokens known or on their way."""
+        return self.num_tokens + self.num_placeholders
 
     @property
     def finished(self) -> bool:

@@ -25,17 +25,18 @@ from minivllm.config import ConfigError, EngineConfig, RequestError
 from minivllm.kv.manager import KVCacheManager
 from minivllm.plan import EventKind, Row, StepPlan
 from minivllm.request import FinishReason, Request, SampledToken, Sequence, Status
+from minivllm.sched.async_sched import InFlight, is_stale, why_awaited
 from minivllm.sched.policy import make_queue, pick_victim
 from minivllm.sched.trace import Recorder, spec_of
 
 
 @dataclass(slots=True)
 class Step:
-    """A step in the making: the plan, the budget that is left, and whether anybody had to leave."""
+    """A step in the making: the plan, the budget that is left, and whether blocks ran short for a running sequence."""
 
     plan: StepPlan
     budget: int
-    preempted: bool = False
+    short: bool = False
 
 
 class Scheduler:
@@ -57,6 +58,7 @@ class Scheduler:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.recorder = recorder or Recorder()
         self.kv = KVCacheManager(config, num_blocks, self.recorder.emit)
+        self.in_flight = InFlight(self.kv)
         self.waiting = make_queue(config.policy)
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
@@ -155,14 +157,13 @@ class Scheduler:
     # one step: schedule, then update with what was drawn
 
     def schedule(self) -> StepPlan:
-        """Plan the next step. Counters advance at once, as if the plan had run already."""
+        """Plan the next step: `update` must have taken in the one before if that was `awaited`, else the one before that."""
         self.recorder.step += 1
         step = Step(StepPlan(self.recorder.step), self.config.max_num_batched_tokens)
         self._schedule_running(step)
-        if not step.preempted:
+        if not step.short:
             self._schedule_waiting(step)
         for row in step.plan.rows:
-            row.sequence.num_computed = row.stop
             self.recorder.emit(
                 EventKind.SCHEDULED,
                 request=row.sequence.request.id,
@@ -173,7 +174,16 @@ class Scheduler:
         for request in self.running:
             if request.beams:
                 request.peak_blocks = max(request.peak_blocks, self.kv.num_held(request))
+        self._launch(step.plan)
         return step.plan
+
+    def _launch(self, plan: StepPlan) -> None:
+        if plan.rows:
+            self.in_flight.launch(plan)
+        reason = why_awaited(plan) if self.config.async_depth else ""
+        if reason:
+            self.recorder.emit(EventKind.AWAITED, reason=reason)
+        plan.awaited = bool(reason) or not self.config.async_depth
 
     def _schedule_running(self, step: Step) -> None:
         """Give every running sequence its deficit, in order of admission, as far as budget and blocks go."""
@@ -186,7 +196,7 @@ class Scheduler:
                     continue  # not strictly first come, first served: others may still fit
                 copies = self._allocate_or_preempt(step, sequence, num_new)
                 if copies is None:
-                    return  # had to preempt itself: nobody behind it is tried
+                    return  # left, or waits for blocks: nobody behind it is tried
                 self._plan_row(step, sequence, num_new, copies)
 
     def _share(self, step: Step, deficit: int) -> int:
@@ -199,8 +209,14 @@ class Scheduler:
         return deficit
 
     def _allocate_or_preempt(self, step: Step, sequence: Sequence, num_new: int) -> list[tuple[int, int]] | None:
-        """Find blocks for a running sequence, preempting victims until they suffice; None if it became one itself."""
+        """Find blocks for a running sequence, preempting victims until they suffice.
+
+        None if it became one itself, or if blocks come back when a step on its way has completed: then it waits for them.
+        """
         while (copies := self.kv.allocate(sequence, num_new)) is None:
+            step.short = True
+            if self.in_flight.leaving:
+                return None
             victim = pick_victim(self.running, self.config.policy)
             self._preempt(step, victim)
             if victim is sequence.request:
@@ -215,15 +231,14 @@ class Scheduler:
             self.kv.withdraw(row.sequence)  # those hashes promise KV that this step will not write
             self.kv.release(row.copies)
         for sequence in request.live:
-            self.kv.free(sequence)
-            sequence.num_computed = 0
+            self.in_flight.free(sequence)
+            sequence.num_computed = sequence.num_placeholders = 0
         request.forked = len(request.live) == 1
         request.status = Status.PREEMPTED
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.running.remove(request)
         self.waiting.push_back(request)
-        step.preempted = True
         self.recorder.emit(EventKind.PREEMPTED, request=request.id)
 
     def _schedule_waiting(self, step: Step) -> None:
@@ -279,7 +294,7 @@ class Scheduler:
     def _plan_row(self, step: Step, sequence: Sequence, num_new: int, copies: list[tuple[int, int]]) -> None:
         start = sequence.num_computed
         samples: tuple[Sequence, ...] = ()
-        if start + num_new == sequence.num_tokens:
+        if start + num_new == sequence.num_expected:
             samples = (sequence,)
         if not sequence.request.forked:
             fresh = not sequence.output_token_ids
@@ -290,15 +305,19 @@ class Scheduler:
     def update(self, plan: StepPlan, drawn: list[list[SampledToken]]) -> list[tuple[Sequence, SampledToken]]:
         """Take in what a step drew: `drawn` has one list for each row with samples, in order. Returns what was appended.
 
-        Rows of requests that were aborted meanwhile are dropped. A token with a parent continues that sequence of its
+        Rows of requests that were aborted or preempted meanwhile, and of sequences that ended, are dropped. A token with a parent continues that sequence of its
         request, which must go on itself: it is the parent of its own token.
         """
-        self.kv.release(plan.copies)
+        if not plan.rows:
+            return []
+        self.recorder.emit(EventKind.COMPLETED, start=plan.step)
+        self.in_flight.land(plan)
         appended: list[tuple[Sequence, SampledToken]] = []
         tokens = iter(drawn)
         for row in plan.rows:
             row_tokens = next(tokens) if row.samples else []
-            if row.sequence.finished:
+            if is_stale(row):
+                self._drop(row)
                 continue
             self.kv.record_written(row.sequence, row.start, row.stop)
             if self.config.publish_at == "compute":
@@ -310,6 +329,11 @@ class Scheduler:
         for sequence, token in appended:
             self._append(sequence, token)
         return appended
+
+    def _drop(self, row: Row) -> None:
+        reason = "finished" if row.sequence.finished else "preempted"
+        who = row.sequence.request.id, row.sequence.index
+        self.recorder.emit(EventKind.DROPPED, request=who[0], sequence=who[1], tokens=row.num_tokens, reason=reason)
 
     def _fork(self, trunk: Sequence) -> None:
         """The prompt's KV is there: the request's other sequences start from it."""
@@ -337,6 +361,7 @@ class Scheduler:
             token_ids=(token.token_id,),
             parent=token.parent,
         )
+        sequence.num_placeholders -= 1
         sequence.output_token_ids.append(token.token_id)
         if token.logprob is not None:
             sequence.logprobs.append(token.logprob)
@@ -347,11 +372,13 @@ class Scheduler:
             self._finish(sequence, FinishReason.STOP)
         elif len(sequence.output_token_ids) >= request.max_tokens:
             self._finish(sequence, FinishReason.LENGTH)
+        elif self.config.publish_at == "schedule":
+            self.kv.publish(sequence, sequence.num_computed)  # a row on its way may have waited for this token
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End one sequence; with its last one the request ends too."""
         sequence.finish_reason = reason
-        self.kv.free(sequence)
+        self.in_flight.free(sequence)
         request = sequence.request
         self.recorder.emit(EventKind.FINISHED, request=request.id, sequence=sequence.index, reason=str(reason))
         if request.live:
@@ -370,27 +397,34 @@ class Scheduler:
         assert {r.id for r in waiting} | {r.id for r in self.running} == set(self.requests), "a request is lost"
         assert len(waiting) + len(self.running) == len(self.requests), "a request is in two places"
         assert all(
-            s.num_computed == 0 and s.uid not in self.kv.tables for r in waiting for s in r.sequences if not s.finished
+            s.num_computed == 0 and (s.uid not in self.kv.tables or s.uid in self.in_flight.leaving)
+            for r in waiting
+            for s in r.live
         ), "a waiting request holds blocks"
 
 
 def _runnable(request: Request, budget: int) -> list[Sequence]:
-    """The sequences that a step may run: only the trunk until the prompt's KV exists; then all beams draw, or none."""
+    """The sequences that a step may run: only the trunk until the prompt's KV exists; then all beams draw, or none.
+
+    One whose last token is on its way, by its length, needs no more steps.
+    """
     if not request.forked:
         return request.live[:1]
     together = request.beams is not None and _abreast(request)
-    return [] if together and budget < len(request.live) else request.live
+    if together and budget < len(request.live):
+        return []
+    return [s for s in request.live if len(s.output_token_ids) + s.num_placeholders < request.max_tokens]
 
 
 def _target(sequence: Sequence) -> int:
-    """How many tokens to compute before drawing or forking: the prompt for a trunk, else all that are known.
+    """How many tokens to compute before drawing or forking: the prompt for a trunk, else all known or on their way.
 
     Beams that catch up after a preemption wait for each other one token before the end.
     """
     request = sequence.request
     if not request.forked:
         return sequence.num_prompt
-    return sequence.num_tokens - (request.beams is not None and not _abreast(request))
+    return sequence.num_expected - (request.beams is not None and not _abreast(request))
 
 
 def _abreast(request: Request) -> bool:
