@@ -54,6 +54,11 @@ class StepPlan:
         return [pair for row in self.rows for pair in row.copies]
 
     @property
+    def groups(self) -> list[tuple[Sequence, ...]]:
+        """Who draws from each row of the logits."""
+        return [row.samples for row in self.rows if row.samples]
+
+    @property
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
 

@@ -77,6 +77,9 @@ class EngineFlags:
     policy: Annotated[str, Option(metavar="fcfs|priority|static", help="Who runs first.", rich_help_panel=ENGINE)] = (
         "fcfs"
     )
+    async_depth: Annotated[
+        int, Option(help="1: plan each step while the one before it runs.", rich_help_panel=ENGINE)
+    ] = 0
     dtype: Annotated[
         str, Option(metavar="auto|float32|bfloat16", help="Of weights and KV cache.", rich_help_panel=ENGINE)
     ] = "auto"
