@@ -13,7 +13,7 @@ it. What follows from planning too early:
 * Blocks that a step on its way reads or writes are handed to nobody else before it has completed. On one stream that
   runs steps in order nothing would go wrong; whoever reads blocks beside it (copies to host memory) needs the rule.
 * An answer of several, all from one prompt, forks when the prompt's step has completed: such a request leaves a step out.
-* What decides about blocks can't come late: a step with beams is awaited (`why_awaited`).
+* What decides about blocks can't come late: while beams run, every step is awaited (`why_awaited`).
 
 Source: vLLM 0.32 `v1/core/sched/async_scheduler.py`, `v1/engine/core.py:step_with_batch_queue`. There stale tokens of a
 preempted request are delivered all the same, blocks are fenced only for transfers beside the stream, and the switch goes
@@ -22,9 +22,11 @@ off for a whole engine, by what it was started with.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from minivllm.kv.manager import KVCacheManager
 from minivllm.plan import Row, StepPlan
-from minivllm.request import Sequence, Status
+from minivllm.request import Request, Sequence, Status
 
 
 class InFlight:
@@ -58,6 +60,15 @@ class InFlight:
         else:
             self._kv.free(sequence)
 
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether blocks come back when a step on its way has completed: of those who leave, or as ends of copies.
+
+        Waiting for them isn't only kinder than a preemption. A request alone that preempts itself while its row is on its
+        way loses that token, and may come back to the same place for ever.
+        """
+        return bool(self.leaving) or any(plan.copies for plan in self.plans.values())
+
     def _touches(self, sequence: Sequence) -> bool:
         return any(row.sequence is sequence for plan in self.plans.values() for row in plan.rows)
 
@@ -67,11 +78,11 @@ def is_stale(row: Row) -> bool:
     return row.sequence.finished or row.sequence.request.status is not Status.RUNNING
 
 
-def why_awaited(plan: StepPlan) -> str:
-    """Why the next step can't be planned before this one has completed; "" if it can.
+def why_awaited(running: Iterable[Request]) -> str:
+    """Why the next step can't be planned before this one has completed, if these requests run; "" if it can.
 
     Not on the list, because counts are enough for them: grammars (only their drawing waits), penalties, log-probabilities
     of answers or prompts, stop strings, `n`, `partial_block_hits`.
     """
-    beams = any(row.sequence.request.beams for row in plan.rows)
-    return "beams: the tokens say which of them go on, and in which blocks" if beams else ""
+    beams = any(request.beams for request in running)
+    return "beams: tokens say which of them go on, and in which blocks" if beams else ""

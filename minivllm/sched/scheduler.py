@@ -180,7 +180,7 @@ class Scheduler:
     def _launch(self, plan: StepPlan) -> None:
         if plan.rows:
             self.in_flight.launch(plan)
-        reason = why_awaited(plan) if self.config.async_depth else ""
+        reason = why_awaited(self.running) if self.config.async_depth else ""
         if reason:
             self.recorder.emit(EventKind.AWAITED, reason=reason)
         plan.awaited = bool(reason) or not self.config.async_depth
@@ -215,7 +215,7 @@ class Scheduler:
         """
         while (copies := self.kv.allocate(sequence, num_new)) is None:
             step.short = True
-            if self.in_flight.leaving:
+            if self.in_flight.keeps_blocks:
                 return None
             victim = pick_victim(self.running, self.config.policy)
             self._preempt(step, victim)
