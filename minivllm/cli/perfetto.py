@@ -22,6 +22,7 @@ INSTANTS = (
     EventKind.FORKED,
     EventKind.STOPPED,
     EventKind.ABORTED,
+    EventKind.DROPPED,
 )
 POOL_INSTANTS = (EventKind.EVICTED, EventKind.WITHDRAWN)
 COLOURS = {

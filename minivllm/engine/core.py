@@ -102,7 +102,7 @@ class EngineCore:
         return self.scheduler.has_requests or self._launched is not None
 
     def step(self) -> int:
-        """Run one step for everything that is scheduled; returns how many tokens were run (0 with nothing to do).
+        """Run one step for everything that is scheduled; returns how many tokens it runs (0 with nothing to do).
 
         A step that has to wait for a grammar, and for nothing else, sleeps a moment: callers may step in a loop.
         """

@@ -26,6 +26,7 @@ from minivllm.kv.manager import KVCacheManager
 from minivllm.plan import EventKind, Row, StepPlan
 from minivllm.request import FinishReason, Request, SampledToken, Sequence, Status
 from minivllm.sched.async_sched import InFlight, is_stale, why_awaited
+from minivllm.sched.deficit import runnable, target
 from minivllm.sched.policy import make_queue, pick_victim
 from minivllm.sched.trace import Recorder, spec_of
 
@@ -188,10 +189,10 @@ class Scheduler:
     def _schedule_running(self, step: Step) -> None:
         """Give every running sequence its deficit, in order of admission, as far as budget and blocks go."""
         for request in list(self.running):
-            for sequence in _runnable(request, step.budget):
+            for sequence in runnable(request, step.budget):
                 if request.status is not Status.RUNNING:
                     break  # preempted for the sake of an earlier one
-                num_new = self._share(step, _target(sequence) - sequence.num_computed)
+                num_new = self._share(step, target(sequence) - sequence.num_computed)
                 if num_new == 0:
                     continue  # not strictly first come, first served: others may still fit
                 copies = self._allocate_or_preempt(step, sequence, num_new)
@@ -266,10 +267,10 @@ class Scheduler:
         if sum(len(r.live) for r in self.running) + len(request.live) > self.config.max_num_seqs:
             return "max_num_seqs"
         trunk = request.live[0]
-        hits = self.kv.lookup(trunk, _target(trunk))
-        partial = self.kv.lookup_partial(trunk, hits, _target(trunk))
+        hits = self.kv.lookup(trunk, target(trunk))
+        partial = self.kv.lookup_partial(trunk, hits, target(trunk))
         num_cached = self.kv.num_cached(hits, partial)
-        num_new = self._share(step, _target(trunk) - num_cached)
+        num_new = self._share(step, target(trunk) - num_cached)
         if num_new == 0:
             return "budget"
         others_run = bool(self.running)
@@ -305,8 +306,8 @@ class Scheduler:
     def update(self, plan: StepPlan, drawn: list[list[SampledToken]]) -> list[tuple[Sequence, SampledToken]]:
         """Take in what a step drew: `drawn` has one list for each row with samples, in order. Returns what was appended.
 
-        Rows of requests that were aborted or preempted meanwhile, and of sequences that ended, are dropped. A token with a parent continues that sequence of its
-        request, which must go on itself: it is the parent of its own token.
+        Rows of requests that were aborted or preempted meanwhile, and of sequences that ended, are dropped. A token with
+        a parent continues that sequence of its request, which must go on itself: it is the parent of its own token.
         """
         if not plan.rows:
             return []
@@ -322,7 +323,7 @@ class Scheduler:
             self.kv.record_written(row.sequence, row.start, row.stop)
             if self.config.publish_at == "compute":
                 self.kv.publish(row.sequence, row.stop)
-            if not row.sequence.request.forked and row.stop == _target(row.sequence):
+            if not row.sequence.request.forked and row.stop == target(row.sequence):
                 self._fork(row.sequence)
             appended += zip(row.samples, row_tokens, strict=True)
         self._fork_beams(appended)
@@ -331,9 +332,13 @@ class Scheduler:
         return appended
 
     def _drop(self, row: Row) -> None:
-        reason = "finished" if row.sequence.finished else "preempted"
-        who = row.sequence.request.id, row.sequence.index
-        self.recorder.emit(EventKind.DROPPED, request=who[0], sequence=who[1], tokens=row.num_tokens, reason=reason)
+        self.recorder.emit(
+            EventKind.DROPPED,
+            request=row.sequence.request.id,
+            sequence=row.sequence.index,
+            tokens=row.num_tokens,
+            reason="finished" if row.sequence.finished else "preempted",
+        )
 
     def _fork(self, trunk: Sequence) -> None:
         """The prompt's KV is there: the request's other sequences start from it."""
@@ -401,33 +406,3 @@ class Scheduler:
             for r in waiting
             for s in r.live
         ), "a waiting request holds blocks"
-
-
-def _runnable(request: Request, budget: int) -> list[Sequence]:
-    """The sequences that a step may run: only the trunk until the prompt's KV exists; then all beams draw, or none.
-
-    One whose last token is on its way, by its length, needs no more steps.
-    """
-    if not request.forked:
-        return request.live[:1]
-    together = request.beams is not None and _abreast(request)
-    if together and budget < len(request.live):
-        return []
-    return [s for s in request.live if len(s.output_token_ids) + s.num_placeholders < request.max_tokens]
-
-
-def _target(sequence: Sequence) -> int:
-    """How many tokens to compute before drawing or forking: the prompt for a trunk, else all known or on their way.
-
-    Beams that catch up after a preemption wait for each other one token before the end.
-    """
-    request = sequence.request
-    if not request.forked:
-        return sequence.num_prompt
-    return sequence.num_expected - (request.beams is not None and not _abreast(request))
-
-
-def _abreast(request: Request) -> bool:
-    """Whether every live beam has only its last token to compute. One alone is always abreast of itself."""
-    live = request.live
-    return len(live) == 1 or all(s.num_tokens - s.num_computed == 1 for s in live)

@@ -224,10 +224,10 @@ MUTANTS = [
     Mutant("a preempted request takes its late token", scheduler, "is_stale", take_tokens_of_preempted, BOTH_AHEAD),
     Mutant("blocks are free while a step uses them", InFlight, "free", free_at_once, (ahead,)),
     Mutant("nobody waits for blocks on their way", InFlight, "keeps_blocks", property(wait_for_nothing), (ahead_long,)),
-    Mutant("a length is known too late", scheduler, "_runnable", forget_what_is_on_its_way, BOTH_AHEAD),
+    Mutant("a length is known too late", scheduler, "runnable", forget_what_is_on_its_way, BOTH_AHEAD),
     Mutant("a row runs the token before", Row, "token_ids", property(run_the_token_before), BOTH_AHEAD),
     Mutant("a placeholder has a hash", KVCacheManager, "publish", publish_placeholders, (ahead,)),
-    Mutant("beams run in part", scheduler, "_runnable", run_beams_in_part, (slots,)),
+    Mutant("beams run in part", scheduler, "runnable", run_beams_in_part, (slots,)),
     Mutant("a pruned beam keeps its blocks", Scheduler, "_fork_beams", fork_without_pruning, (slots, books, beams)),
     Mutant("a beam keeps its own tokens", Scheduler, "_fork_beams", fork_tables_but_not_tokens, (slots, beams)),
 ]
