@@ -24,22 +24,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from minivllm.config import EngineConfig
 from minivllm.kv.manager import KVCacheManager
-from minivllm.plan import Row, StepPlan
+from minivllm.plan import Emit, EventKind, Row, StepPlan
 from minivllm.request import Request, Sequence, Status
 
 
 class InFlight:
     """The steps that are planned and not completed, and the sequences whose blocks come back when they are."""
 
-    def __init__(self, kv: KVCacheManager) -> None:
+    def __init__(self, config: EngineConfig, kv: KVCacheManager, emit: Emit) -> None:
         self.plans: dict[int, StepPlan] = {}
         self.leaving: dict[int, Sequence] = {}  # by uid: in `kv.tables` they still have theirs
+        self._depth = config.async_depth
         self._kv = kv
+        self._emit = emit
 
-    def launch(self, plan: StepPlan) -> None:
-        """A step is planned. Counters advance at once, as if it had run; each token that it will draw gets a placeholder."""
-        self.plans[plan.step] = plan
+    def launch(self, plan: StepPlan, running: Iterable[Request]) -> None:
+        """A step is planned. Counters advance at once, as if it had run; each token that it will draw gets a placeholder.
+
+        Sets `plan.awaited`, and reports why if that isn't so for every step.
+        """
+        reason = why_awaited(running) if self._depth else ""
+        plan.awaited = bool(reason) or not self._depth
+        if reason:
+            self._emit(EventKind.AWAITED, reason=reason)
+        if plan.rows:
+            self.plans[plan.step] = plan
         for row in plan.rows:
             row.sequence.num_computed = row.stop
             for sequence in row.samples:
@@ -47,11 +58,17 @@ class InFlight:
 
     def land(self, plan: StepPlan) -> None:
         """A step has completed: its copies are made, and blocks that waited for it alone are free."""
+        self._emit(EventKind.COMPLETED, start=plan.step)
         del self.plans[plan.step]
         self._kv.release(plan.copies)
         for sequence in [s for s in self.leaving.values() if not self._touches(s)]:
             del self.leaving[sequence.uid]
             self._kv.free(sequence)
+
+    def drop(self, row: Row) -> None:
+        """Report a row that ran for nothing: see `is_stale`."""
+        reason, who = "finished" if row.sequence.finished else "preempted", row.sequence
+        self._emit(EventKind.DROPPED, request=who.request.id, sequence=who.index, tokens=row.num_tokens, reason=reason)
 
     def free(self, sequence: Sequence) -> None:
         """Give a sequence's blocks back: now, or when the last step that touches them has completed."""

@@ -25,7 +25,7 @@ from minivllm.config import ConfigError, EngineConfig, RequestError
 from minivllm.kv.manager import KVCacheManager
 from minivllm.plan import EventKind, Row, StepPlan
 from minivllm.request import FinishReason, Request, SampledToken, Sequence, Status
-from minivllm.sched.async_sched import InFlight, is_stale, why_awaited
+from minivllm.sched.async_sched import InFlight, is_stale
 from minivllm.sched.deficit import runnable, target
 from minivllm.sched.policy import make_queue, pick_victim
 from minivllm.sched.trace import Recorder, spec_of
@@ -59,7 +59,7 @@ class Scheduler:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.recorder = recorder or Recorder()
         self.kv = KVCacheManager(config, num_blocks, self.recorder.emit)
-        self.in_flight = InFlight(self.kv)
+        self.in_flight = InFlight(config, self.kv, self.recorder.emit)
         self.waiting = make_queue(config.policy)
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
@@ -175,16 +175,8 @@ class Scheduler:
         for request in self.running:
             if request.beams:
                 request.peak_blocks = max(request.peak_blocks, self.kv.num_held(request))
-        self._launch(step.plan)
+        self.in_flight.launch(step.plan, self.running)
         return step.plan
-
-    def _launch(self, plan: StepPlan) -> None:
-        if plan.rows:
-            self.in_flight.launch(plan)
-        reason = why_awaited(self.running) if self.config.async_depth else ""
-        if reason:
-            self.recorder.emit(EventKind.AWAITED, reason=reason)
-        plan.awaited = bool(reason) or not self.config.async_depth
 
     def _schedule_running(self, step: Step) -> None:
         """Give every running sequence its deficit, in order of admission, as far as budget and blocks go."""
@@ -311,14 +303,13 @@ class Scheduler:
         """
         if not plan.rows:
             return []
-        self.recorder.emit(EventKind.COMPLETED, start=plan.step)
         self.in_flight.land(plan)
         appended: list[tuple[Sequence, SampledToken]] = []
         tokens = iter(drawn)
         for row in plan.rows:
             row_tokens = next(tokens) if row.samples else []
             if is_stale(row):
-                self._drop(row)
+                self.in_flight.drop(row)
                 continue
             self.kv.record_written(row.sequence, row.start, row.stop)
             if self.config.publish_at == "compute":
@@ -330,15 +321,6 @@ class Scheduler:
         for sequence, token in appended:
             self._append(sequence, token)
         return appended
-
-    def _drop(self, row: Row) -> None:
-        self.recorder.emit(
-            EventKind.DROPPED,
-            request=row.sequence.request.id,
-            sequence=row.sequence.index,
-            tokens=row.num_tokens,
-            reason="finished" if row.sequence.finished else "preempted",
-        )
 
     def _fork(self, trunk: Sequence) -> None:
         """The prompt's KV is there: the request's other sequences start from it."""
