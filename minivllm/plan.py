@@ -33,15 +33,20 @@ class Row:
 
     @property
     def token_ids(self) -> list[int]:
-        return self.sequence.tokens(self.start, self.stop)
+        """What to run. If the last token's step was on its way when this one was planned, the token may still be unknown:
+        then it is the one that the sequence drew last. (On a device both are there; vLLM: `last_sampled_tokens`.)
+        """
+        known = self.sequence.tokens(self.start, self.stop)
+        return known if len(known) == self.num_tokens else [*known, self.sequence.last_drawn]
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """Everything the runner needs for one forward pass."""
+    """Everything the runner needs for one forward pass. The next step must not be planned before an `awaited` one has completed."""
 
     step: int
     rows: list[Row] = field(default_factory=list)
+    awaited: bool = True
 
     @property
     def copies(self) -> list[tuple[int, int]]:
@@ -49,19 +54,27 @@ class StepPlan:
         return [pair for row in self.rows for pair in row.copies]
 
     @property
+    def groups(self) -> list[tuple[Sequence, ...]]:
+        """Who draws from each row of the logits."""
+        return [row.samples for row in self.rows if row.samples]
+
+    @property
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
 
 
 class EventKind(StrEnum):
-    """What happened. The first five are inputs to the scheduler, the rest what it made of them."""
+    """What happened. The first six are inputs to the scheduler, the rest what it made of them."""
 
     ADDED = "added"
     ABORTED = "aborted"
     COMPILED = "compiled"  # the grammar that a request waited for
+    COMPLETED = "completed"  # step number `start` has run; the SAMPLED events that follow are its tokens
     SAMPLED = "sampled"
     STOPPED = "stopped"  # a stop string, found outside the scheduler
     SCHEDULED = "scheduled"
+    AWAITED = "awaited"  # with `async_depth`: why the next step is not planned ahead
+    DROPPED = "dropped"  # what the completed step computed for a sequence that has ended or left
     HIT = "hit"
     ALLOCATED = "allocated"
     COPIED = "copied"

@@ -220,7 +220,8 @@ class Sequence:
     """One stream of tokens of a request: its prompt and what was generated after it.
 
     Two counters drive the engine: `num_tokens` known and `num_computed` of them with KV in the cache. A step runs
-    some of the difference; prefill, decode and the recomputation after a preemption are the same thing.
+    some of the difference; prefill, decode and the recomputation after a preemption are the same thing. Where steps are
+    planned ahead, `num_placeholders` more tokens are on their way: see `sched/async_sched.py`.
     """
 
     request: Request
@@ -230,6 +231,8 @@ class Sequence:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_computed: int = 0
+    num_placeholders: int = 0  # tokens drawn by steps on their way
+    last_drawn: int = -1  # the newest token drawn, which its worker sets before the scheduler hears of it
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
@@ -240,6 +243,11 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.request.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_expected(self) -> int:
+        """Tokens known or on their way."""
+        return self.num_tokens + self.num_placeholders
 
     @property
     def finished(self) -> bool:

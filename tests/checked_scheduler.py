@@ -16,6 +16,7 @@ from minivllm.sample.beam import assign_slots
 from minivllm.sched.policy import rank
 from minivllm.sched.scheduler import Scheduler
 from minivllm.sched.trace import Recorder, TraceHeader, dump_event, load_event, replay
+from tests.lattice import Device
 
 EMPTY = 0
 
@@ -46,7 +47,7 @@ class PhysicalSlots:
     def execute(self, plan: StepPlan) -> None:
         """As a runner does: copy (all sources first), write all rows, then read all rows."""
         self._copy(plan.copies)
-        wanted = [self.prefixes(row.sequence.tokens(0, row.stop)) for row in plan.rows]
+        wanted = [self.prefixes(row.sequence.tokens(0, row.start) + row.token_ids) for row in plan.rows]
         written: set[int] = set()
         for row, prefixes in zip(plan.rows, wanted, strict=True):
             assert NULL_BLOCK not in row.block_ids, f"{row.sequence} holds the null block"
@@ -65,6 +66,11 @@ class PhysicalSlots:
         read = [self.slots[source * size : (source + 1) * size] for source, _ in pairs]
         for content, (_, target) in zip(read, pairs, strict=True):
             self.slots[target * size : (target + 1) * size] = content
+
+    def written_by(self, plan: StepPlan) -> set[int]:
+        """Blocks that hold something new once a plan has run."""
+        positions = [(row, range(row.start, row.stop)) for row in plan.rows]
+        return {self.slot(row.block_ids, p) // self.block_size for row, some in positions for p in some}
 
     def last_of(self, block_id: int) -> int:
         """The prefix in a block's last slot: of a full block, all that it stands for."""
@@ -92,6 +98,9 @@ class CheckedScheduler:
         self._meaning: dict[bytes, int] = {}
         self._tenure: dict[str, Tenure] = {}
         self._snapshots: dict[int, object] = {}
+        self._device = Device(self._execute)
+        self._flying: list[StepPlan] = []
+        self._wasted: set[tuple[int, int]] = set()
 
     # inputs
 
@@ -114,7 +123,10 @@ class CheckedScheduler:
     # one step
 
     def step(self, draw: Draw, *, leaving: Iterable[Request] = (), at_stop_string: Iterable[int] = ()) -> StepPlan:
-        """A step in which `leaving` abort while the forward runs, and the `at_stop_string`-th drawn tokens end a text."""
+        """A step in which `leaving` abort while a forward runs, and the `at_stop_string`-th drawn tokens end a text.
+
+        What completes in it is this step or, where that isn't awaited, the one before.
+        """
         scheduler = self.scheduler
         self._snapshots[scheduler.recorder.step] = snapshot(scheduler)
         running, waiting = list(scheduler.running), list(scheduler.waiting)
@@ -124,18 +136,47 @@ class CheckedScheduler:
         events = list(scheduler.recorder.events)[mark:]
         self._check_rows(plan, computed)
         self._check_order(running, waiting, events)
+        self._check_in_flight(events)
         self._account(events)
-        self.slots.execute(plan)
+        self._draw = draw
+        if plan.rows:
+            self._device.launch(plan)
+            self._flying.append(plan)
         self._learn_hashes()
         for request in leaving:
             scheduler.abort(request.id)
-        drawn = scheduler.update(plan, draw_all(plan, draw))
-        for index in at_stop_string:
-            if index < len(drawn) and not drawn[index][0].finished:
-                scheduler.stop(drawn[index][0], "stop")
+        while self._flying and (self._flying[0] is not plan or plan.awaited):
+            drawn = scheduler.update(self._flying[0], self._device.wait(self._flying.pop(0)))
+            for index in at_stop_string:
+                if index < len(drawn) and not drawn[index][0].finished:
+                    scheduler.stop(drawn[index][0], "stop")
+            self._note_waste()
         self._check_published()
         self.check_books()
         return plan
+
+    def _execute(self, plan: StepPlan) -> list[list[SampledToken]]:
+        self.slots.execute(plan)
+        return draw_all(plan, self._draw)
+
+    def _check_in_flight(self, events: list[TraceEvent]) -> None:
+        """No block that a step on its way reads or writes is handed out."""
+        taken = {block for e in events if e.kind is EventKind.ALLOCATED for block in e.blocks}
+        for plan in self._flying:
+            touched = {block for row in plan.rows for block in row.block_ids}.union(*plan.copies)
+            assert not (taken & touched), f"blocks {taken & touched} are handed out while step {plan.step} uses them"
+
+    def _note_waste(self) -> None:
+        """Rows on their way for nothing: of sequences that a token has stopped, one slot each, and of no others."""
+        for plan in self._flying:
+            for row in plan.rows:
+                request, key = row.sequence.request, (plan.step, row.sequence.uid)
+                if row.sequence.finished and key not in self._wasted:
+                    self._wasted.add(key)
+                    assert row.sequence.finish_reason is not FinishReason.LENGTH, "the length was known before"
+                    assert row.num_tokens == 1 or row.sequence.finish_reason is FinishReason.ABORT
+                    if request.id in self._tenure:
+                        self._tenure[request.id].wasted += row.num_tokens
 
     def _check_rows(self, plan: StepPlan, computed: dict[int, int]) -> None:
         config = self.config
@@ -147,22 +188,25 @@ class CheckedScheduler:
         running = [s for r in self.scheduler.running for s in r.live]
         assert len(running) <= config.max_num_seqs
         if config.policy != "priority":
-            assert plan.rows or not self.scheduler.has_requests, "first come, first served always has somebody to run"
+            assert plan.rows or self._flying or not self.scheduler.has_requests, (
+                "first come, first served always has somebody to run"
+            )
 
     def _check_row(self, row: Row, computed: dict[int, int]) -> None:
         config, sequence = self.config, row.sequence
         request = sequence.request
+        expected = sequence.num_expected - (sequence in row.samples)  # before this step was planned
         assert row.num_tokens >= 1
-        assert row.stop <= sequence.num_tokens <= self.header.max_model_len
+        assert row.stop <= expected <= self.header.max_model_len
         assert row.stop == sequence.num_computed, "counters advance at once"
         assert row.start == computed.get(sequence.uid, row.start), "a sequence goes on where it stood"
         assert len(row.block_ids) == -(-row.stop // config.block_size), "a table holds exactly the blocks it needs"
         if config.long_prefill_threshold and len(self.scheduler.requests) > 1:
             assert row.num_tokens <= config.long_prefill_threshold
-        target = sequence.num_tokens - self._waits(request, computed) if request.forked else sequence.num_prompt
+        target = expected - self._waits(request, computed) if request.forked else sequence.num_prompt
         if not config.enable_chunked_prefill:
             assert row.stop == target, "a prompt was split"
-        assert set(row.samples) == (self._samplers(row) if row.stop == sequence.num_tokens else set())
+        assert set(row.samples) == (self._samplers(row) if row.stop == expected else set())
 
     def _waits(self, request: Request, computed: dict[int, int]) -> bool:
         """Whether beams must catch up before any of them draws."""
@@ -209,9 +253,11 @@ class CheckedScheduler:
     def _check_published(self) -> None:
         """Every hash in the index keeps its promise: the block's KV is that of exactly this prefix."""
         self._learn_hashes()
+        due = {block for plan in self._device.queue for block in self.slots.written_by(plan)}
         for block_hash, copies in self.scheduler.kv.pool.published.items():
             for block_id in copies:
-                assert self.slots.last_of(block_id) == self._meaning[block_hash][0], f"block {block_id} lies"
+                if block_id not in due:
+                    assert self.slots.last_of(block_id) == self._meaning[block_hash][0], f"block {block_id} lies"
 
     def _learn_hashes(self) -> None:
         """Note which prefix each hash stands for; a beam that is pruned takes its tokens along."""
@@ -241,7 +287,7 @@ class CheckedScheduler:
         """Run until all are done, within the proven number of steps; returns how many it took."""
         bound = self.bound()
         for number in range(bound + 1):
-            if not self.scheduler.has_requests:
+            if not self.scheduler.has_requests and not self._flying:
                 break
             assert number < bound, f"not done after {bound} steps: a livelock"
             self.step(draw)
@@ -260,7 +306,9 @@ class CheckedScheduler:
         """
         live = list(self.scheduler.requests.values())
         work = sum(len(r.prompt_token_ids) + len(r.sequences) * r.max_tokens for r in live)
-        return work if self.config.policy != "priority" else 2 * len(live) * (work + len(live))
+        depth = self.config.async_depth
+        work *= 1 + depth  # every other step may wait for blocks, or for a fork
+        return depth + (work if self.config.policy != "priority" else 2 * len(live) * (work + len(live)))
 
     def check_replay(self) -> None:
         """The trace alone, read back from its text, leads through the same states."""
@@ -290,14 +338,15 @@ class Tenure:
     """What a request ran between its admission and its end, to be compared with what it had to run."""
 
     def __init__(self, live: list[Sequence], hit: int) -> None:
-        self.live, self.hit, self.ran = live, hit, 0
+        self.live, self.hit, self.ran, self.wasted = live, hit, 0, 0
 
     def check(self, request: Request) -> None:
-        """The prompt once, less what was cached, and each sequence's tokens but its last, which is never run."""
+        """The prompt once, less what was cached, and each sequence's tokens; its last only if the next step was planned."""
         if any(s.finish_reason is FinishReason.ABORT for s in request.sequences):
             return
         outputs = sum(len(s.output_token_ids) - 1 for s in self.live)
-        assert self.ran == len(request.prompt_token_ids) - self.hit + outputs, f"{request.id} ran {self.ran} tokens"
+        needed = len(request.prompt_token_ids) - self.hit + outputs
+        assert self.ran == needed + self.wasted, f"{request.id} ran {self.ran} tokens"
 
 
 def snapshot(scheduler: Scheduler) -> object:
@@ -307,7 +356,8 @@ def snapshot(scheduler: Scheduler) -> object:
     return (
         [r.id for r in scheduler.running],
         [(r.id, r.status, r.forked) for r in requests],
-        [(s.uid, s.num_computed, tuple(s.output_token_ids)) for r in requests for s in r.sequences],
+        [(s.uid, s.num_computed, s.num_placeholders, tuple(s.output_token_ids)) for r in requests for s in r.sequences],
+        (list(scheduler.in_flight.plans), list(scheduler.in_flight.leaving)),
         [(b.ref_count, b.hash) for b in kv.pool.blocks],
         [b.id for b in kv.pool.free_list],
         {key: list(copies) for key, copies in kv.pool.published.items()},

@@ -7,7 +7,7 @@ of step plans; `prove` reads from the trace that what the cell is about (preempt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from random import Random
 
@@ -113,10 +113,38 @@ def make_scheduler(cell: Cell, requests: list[Request], eos: int) -> Scheduler:
     return Scheduler(cell.config, num_blocks(cell, requests), cell.max_model_len, (eos,), Recorder(keep=None))
 
 
+@dataclass
+class Device:
+    """Runs plans in order, each as early or as late as a real one may: every other as soon as it is planned, before the
+    scheduler has the tokens it needs; the rest when they are waited for, after the next one was planned."""
+
+    execute: Execute
+    queue: list[StepPlan] = field(default_factory=list)
+    drawn: dict[int, list[list[SampledToken]]] = field(default_factory=dict)
+
+    def launch(self, plan: StepPlan) -> None:
+        self.queue.append(plan)
+        if plan.step % 2:
+            self._catch_up()
+
+    def wait(self, plan: StepPlan) -> list[list[SampledToken]]:
+        if plan.step not in self.drawn:
+            self._catch_up()
+        return self.drawn.pop(plan.step)
+
+    def _catch_up(self) -> None:
+        for plan in self.queue:
+            self.drawn[plan.step] = self.execute(plan)
+            for group, tokens in zip(plan.groups, self.drawn[plan.step], strict=True):
+                for sequence, token in zip(group, tokens, strict=True):
+                    sequence.last_drawn = token.token_id
+        self.queue.clear()
+
+
 def run(cell: Cell, scheduler: Scheduler, requests: list[Request], execute: Execute, limit: int = 2000) -> Tokens:
     """Drive the scheduler until all requests are done; `execute` runs a plan and draws."""
-    coming = list(requests)
-    while coming or scheduler.has_requests:
+    coming, device, flying = list(requests), Device(execute), list[StepPlan]()
+    while coming or scheduler.has_requests or flying:
         limit -= 1
         assert limit, "the cell doesn't come to an end"
         at_once = AT_ONCE if cell.mixed and len(coming) == len(requests) else 1
@@ -125,7 +153,11 @@ def run(cell: Cell, scheduler: Scheduler, requests: list[Request], execute: Exec
                 scheduler.add(request)
             del coming[:at_once]
         plan = scheduler.schedule()
-        scheduler.update(plan, execute(plan))
+        if plan.rows:
+            device.launch(plan)
+            flying.append(plan)
+        while flying and (flying[0] is not plan or plan.awaited):
+            scheduler.update(flying[0], device.wait(flying.pop(0)))
         scheduler.integrity()
     return {(r.id, s.index): s.output_token_ids for r in requests for s in r.sequences}
 

@@ -36,6 +36,7 @@ def engines(draw: st.DrawFn) -> tuple[EngineConfig, int, int]:
         free_order=draw(st.sampled_from(["leaf_first", "root_first"])),
         lifo_unhashed=draw(st.booleans()),
         publish_at=draw(st.sampled_from(["schedule", "compute"])),
+        async_depth=draw(st.integers(0, 1)),
     )
     return config, 1 + longest + draw(st.integers(0, longest + 2)), max_model_len
 

@@ -13,7 +13,9 @@ from tests.strategies import EOS
 # who runs: the scheduler over physical slots
 
 
-def walk_scheduler(seed: int, *, trust: bool = False, policy: str | None = None) -> CheckedScheduler:
+def walk_scheduler(
+    seed: int, *, trust: bool = False, policy: str | None = None, async_depth: int = 0
+) -> CheckedScheduler:
     """A dozen requests that share prefixes meet in a tight pool; every step is checked, then all must come to an end."""
     random = Random(seed)
     size, length = random.choice([1, 2, 4]), random.choice([12, 20])
@@ -23,6 +25,7 @@ def walk_scheduler(seed: int, *, trust: bool = False, policy: str | None = None)
         policy=policy or random.choice(["fcfs", "priority"]),
         publish_at=random.choice(["schedule", "schedule", "compute"]),
         partial_block_hits=random.random() < 0.5,
+        async_depth=async_depth,
     )
     usable = -(-length // size) + random.randrange(4)
     checked = CheckedScheduler(config, usable + 1, length, (EOS,), trust=trust)

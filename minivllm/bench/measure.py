@@ -24,13 +24,15 @@ MODES = {"bf16": "bfloat16", "fp32": "float32"}
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Wraps a runner and a sampler from outside and adds up the seconds spent in them."""
+    """Wraps a runner and a sampler from outside and adds up the seconds spent in them, and the forwards."""
 
     runner: Runner
     sampler: TokenSampler
     seconds: float = 0.0
+    steps: int = 0
 
     def execute(self, plan: StepPlan) -> StepResult:
+        self.steps += 1
         start = time.perf_counter()
         result = self.runner.execute(plan)
         self.seconds += time.perf_counter() - start
@@ -55,17 +57,33 @@ def stopwatch(core: EngineCore) -> Iterator[Stopwatch]:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Seconds from handing the requests over to the first and to the last token, and how many tokens came.
+class Bookkeeping:
+    """Work that is neither the model's nor the sampler's: scheduling, block tables, detokenising, outputs.
 
-    `bookkeeping` is the share (0 to 1) of the time that went into neither the model nor the sampler: scheduling,
-    block tables, detokenising, outputs.
+    `exposed` is the share (0 to 1) of the time in which only that ran; `hidden` the share in which it ran beside the model,
+    counted by the thread's own processor time. `step_ms` are the milliseconds of both together, a step.
     """
+
+    exposed: float
+    hidden: float
+    step_ms: float
+
+
+def bookkeeping(wall: float, busy: float, host: float, steps: int) -> Bookkeeping:
+    """Split `host` seconds of bookkeeping in a run of `wall` seconds, in which the model was `busy` for so many."""
+    exposed = wall - busy
+    hidden = max(0.0, host - exposed)
+    return Bookkeeping(exposed / wall, hidden / wall, (exposed + hidden) / steps * 1e3)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Seconds from handing the requests over to the first and to the last token, and how many tokens came."""
 
     first: float
     last: float
     tokens: int
-    bookkeeping: float
+    bookkeeping: Bookkeeping
     lengths: tuple[int, ...]
 
 
@@ -79,15 +97,16 @@ def run_requests(llm: LLM, requests: list[Request]) -> Run:
     core = llm.engine.core
     done: list[RequestOutput | Exception] = []
     with stopwatch(core) as watch:
-        start = time.perf_counter()
+        start, start_here = time.perf_counter(), time.thread_time()
         for request in requests:
             core.add(request, done.append)
         while core.has_requests:
             core.step()
-        last = time.perf_counter() - start
+        last, here = time.perf_counter() - start, time.thread_time() - start_here
+    host = here if core.scheduler.config.async_depth else 0.0  # else the model's time is in it
     first = min(r.first_token_time or 0 for r in requests) - min(r.arrival_time for r in requests)
     lengths = tuple(len(request.sequences[0].output_token_ids) for request in requests)
-    return Run(first, last, sum(lengths), 1 - watch.seconds / last, lengths)
+    return Run(first, last, sum(lengths), bookkeeping(last, watch.seconds, host, watch.steps), lengths)
 
 
 def _exactly(new: int) -> SamplingParams:
@@ -96,10 +115,10 @@ def _exactly(new: int) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One repetition: metrics by name, and the share of bookkeeping where it was measured."""
+    """One repetition: metrics by name, and the bookkeeping where it was measured."""
 
     metrics: dict[str, float]
-    bookkeeping: float | None = None
+    bookkeeping: Bookkeeping | None = None
 
 
 def repetition(llm: LLM, workload: str, rep: int) -> Result:

@@ -23,6 +23,7 @@ INSTANTS = (
     EventKind.FORKED,
     EventKind.STOPPED,
     EventKind.ABORTED,
+    EventKind.DROPPED,
 )
 POOL_INSTANTS = (EventKind.EVICTED, EventKind.WITHDRAWN)
 COLOURS = {

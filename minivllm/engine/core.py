@@ -2,6 +2,10 @@
 
 The leading engine (vLLM 0.32, `v1/engine/core.py:EngineCore.step`) has the same order, with a process boundary around it.
 Here everything lives in one process, behind one lock.
+
+With `EngineConfig.async_depth=1` the model has a thread of its own, as on a GPU it has a stream (torch lets go of
+Python's lock while it computes): forward n + 1 is launched before the tokens of step n have come, and runs while they
+become text and step n + 2 is planned. What that asks of the scheduler: `sched/async_sched.py`.
 """
 
 from __future__ import annotations
@@ -9,14 +13,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from minivllm.engine.grammars import Grammars
+from minivllm.engine.grammars import Grammars, Masks
 from minivllm.engine.outputs import OutputProcessor, Sink
 from minivllm.plan import StepPlan
 from minivllm.request import Request, SampledToken, Sequence, TokenLogprob
+from minivllm.sample.grammar.mask import apply_masks
 from minivllm.sched.scheduler import Scheduler
 
 GRAMMAR_WAIT = 0.02
@@ -71,6 +77,8 @@ class EngineCore:
         self._prompt_logprobs = prompt_logprobs
         self._clock = clock
         self._lock = threading.Lock()
+        self._worker: Executor = ThreadPoolExecutor(1, "worker") if scheduler.config.async_depth else Inline()
+        self._launched: tuple[StepPlan, Future[list[list[SampledToken]]]] | None = None
 
     def add(self, request: Request, sink: Sink, *, stream: bool = False) -> None:
         """Queue a request; `sink` gets its outputs: every step's with `stream`, else only the last.
@@ -90,10 +98,11 @@ class EngineCore:
 
     @property
     def has_requests(self) -> bool:
-        return self.scheduler.has_requests
+        """Whether there is anything to step for: requests, or a step on its way whose requests have left."""
+        return self.scheduler.has_requests or self._launched is not None
 
     def step(self) -> int:
-        """Run one step for everything that is scheduled; returns how many tokens were run (0 with nothing to do).
+        """Run one step for everything that is scheduled; returns how many tokens it runs (0 with nothing to do).
 
         A step that has to wait for a grammar, and for nothing else, sleeps a moment: callers may step in a loop.
         """
@@ -104,20 +113,41 @@ class EngineCore:
         return num_tokens
 
     def _step(self) -> int:
-        if not self.scheduler.has_requests:
+        if not self.has_requests:
             return 0
         self._take_grammars()
-        plan = self.scheduler.schedule()
         try:
-            drawn = self._execute(plan)
+            num_tokens = self._advance()
         except BaseException:
-            self._abandon(plan)
+            self._abandon()
             raise
-        appended = self.scheduler.update(plan, drawn)
-        self.grammars.accept(appended)
-        self.outputs.process(appended, self.scheduler, self._clock())
         if self.scheduler.config.check_integrity:
             self.scheduler.integrity()
+        return num_tokens
+
+    def _advance(self) -> int:
+        """Plan a step and launch it; then complete the one before, or this one too if it is awaited or nobody is left.
+
+        The forward needs no more than the plan. Drawing waits until the tokens before are taken in: penalties, output
+        positions and grammars look at them.
+        """
+        plan = self.scheduler.schedule()
+        forward = self._worker.submit(self.runner.execute, plan) if plan.rows else None
+        num_tokens = self._complete()
+        if forward is not None:
+            self._launched = plan, self._worker.submit(self._sample, plan, forward, self.grammars.masks(plan.groups))
+        if plan.awaited or not self.scheduler.has_requests:
+            num_tokens += self._complete()
+        return plan.num_tokens or num_tokens
+
+    def _complete(self) -> int:
+        """Wait for the launched step, if there is one, and take in what it drew; returns how many tokens it ran."""
+        if self._launched is None:
+            return 0
+        (plan, drawn), self._launched = self._launched, None
+        appended = self.scheduler.update(plan, drawn.result())
+        self.grammars.accept(appended)
+        self.outputs.process(appended, self.scheduler, self._clock())
         return plan.num_tokens
 
     def _take_grammars(self) -> None:
@@ -129,15 +159,18 @@ class EngineCore:
                 self.outputs.fail(request_id, error)
                 self.scheduler.abort(request_id)
 
-    def _execute(self, plan: StepPlan) -> list[list[SampledToken]]:
-        if not plan.rows:  # everything that could have run was preempted
-            return []
-        result = self.runner.execute(plan)
+    def _sample(self, plan: StepPlan, forward: Future[StepResult], masks: Masks) -> list[list[SampledToken]]:
+        """Where the model runs: from logits to tokens, which the next forward finds before anybody else hears of them."""
+        result = forward.result()
         for index, logits in result.prompt_logits.items():
             self._note_prompt_logprobs(plan.rows[index].sequence.request, plan.rows[index].start, logits)
-        groups = [row.samples for row in plan.rows if row.samples]
-        self.grammars.mask(result.logits, groups)  # filled while the forward runs, where a device runs it
-        return self.sampler.sample(result.logits, groups)
+        if masks[0]:
+            apply_masks(result.logits, *masks)  # filled while the forward ran
+        drawn = self.sampler.sample(result.logits, plan.groups)
+        for group, tokens in zip(plan.groups, drawn, strict=True):
+            for sequence, token in zip(group, tokens, strict=True):
+                sequence.last_drawn = token.token_id
+        return drawn
 
     def _note_prompt_logprobs(self, request: Request, start: int, logits: Tensor) -> None:
         """Position p's logits speak of prompt token p + 1; the first token has none. A recomputed chunk adds nothing."""
@@ -155,9 +188,21 @@ class EngineCore:
         self.grammars.forget(request_id)
         self.scheduler.abort(request_id)
 
-    def _abandon(self, plan: StepPlan) -> None:
-        """The forward failed or was interrupted: what was planned has no KV. Drop every request, trust no hash."""
-        self.scheduler.kv.release(plan.copies)
+    def _abandon(self) -> None:
+        """A step failed or was interrupted: what was planned has no KV. Drop every request, trust no hash."""
+        self._worker.submit(int).result()  # does nothing, after all that was submitted before
+        self._launched = None
         for request_id in list(self.scheduler.requests):
             self._drop(request_id)
+        for plan in list(self.scheduler.in_flight.plans.values()):
+            self.scheduler.update(plan, [[] for _ in plan.groups])
         self.scheduler.kv.reset_prefix_cache()
+
+
+class Inline(Executor):
+    """Runs what is submitted at once, in the thread that submits it: no step is on its way while another is planned."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future

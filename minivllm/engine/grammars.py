@@ -15,17 +15,18 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import cached_property, lru_cache
 
 import numpy as np
-from torch import Tensor
+from numpy.typing import NDArray
 
 from minivllm.config import RequestError
 from minivllm.request import Guided, GuidedChoice, GuidedRegex, Request, SampledToken, SamplingParams, Sequence
 from minivllm.sample.grammar.automaton import TooLargeError, build_automaton
-from minivllm.sample.grammar.mask import Grammar, Matcher, apply_masks
+from minivllm.sample.grammar.mask import Grammar, Matcher
 from minivllm.sample.grammar.regex import PatternError, parse_regex
 from minivllm.sample.grammar.schema import parse_schema
 from minivllm.sample.grammar.syntax import Alt, Node, concat
 from minivllm.sample.grammar.vocabulary import Vocabulary
 
+Masks = tuple[list[int], NDArray[np.int32]]
 MAX_GRAMMARS = 64
 
 
@@ -81,15 +82,13 @@ class Grammars:
         waiting = list(self._waiting.values())  # in one go: whoever steps or adds meanwhile changes it
         wait([grammar for _, grammar in waiting], seconds, FIRST_COMPLETED)
 
-    def mask(self, logits: Tensor, groups: Many[tuple[Sequence, ...]]) -> None:
-        """Make the tokens that grammars forbid impossible, in place, in a step's `logits` [R, V], R == len(groups).
+    def masks(self, groups: Many[tuple[Sequence, ...]]) -> Masks:
+        """What grammars allow in a step's logits [R, V], R == len(groups): rows and their masks, for `apply_masks`.
 
         Sequences of one group are children that have drawn nothing yet: all are at the beginning of their grammar.
         """
         rows = [i for i, group in enumerate(groups) if group[0].request.id in self._matchers]
-        if rows:
-            masks = np.stack([self._matcher(groups[i][0]).row() for i in rows])
-            apply_masks(logits, rows, masks)
+        return rows, np.array([self._matcher(groups[i][0]).row() for i in rows], np.int32)
 
     def accept(self, drawn: Many[tuple[Sequence, SampledToken]]) -> None:
         """Advance the matchers by a step's tokens, and drop those of finished requests.

@@ -25,17 +25,19 @@ from minivllm.config import ConfigError, EngineConfig, RequestError
 from minivllm.kv.manager import KVCacheManager
 from minivllm.plan import EventKind, Row, StepPlan
 from minivllm.request import FinishReason, Request, SampledToken, Sequence, Status
+from minivllm.sched.async_sched import InFlight, is_stale
+from minivllm.sched.deficit import runnable, target
 from minivllm.sched.policy import make_queue, pick_victim
 from minivllm.sched.trace import Recorder, spec_of
 
 
 @dataclass(slots=True)
 class Step:
-    """A step in the making: the plan, the budget that is left, and whether anybody had to leave."""
+    """A step in the making: the plan, the budget that is left, and whether blocks ran short for a running sequence."""
 
     plan: StepPlan
     budget: int
-    preempted: bool = False
+    short: bool = False
 
 
 class Scheduler:
@@ -57,6 +59,7 @@ class Scheduler:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.recorder = recorder or Recorder()
         self.kv = KVCacheManager(config, num_blocks, self.recorder.emit)
+        self.in_flight = InFlight(config, self.kv, self.recorder.emit)
         self.waiting = make_queue(config.policy)
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
@@ -155,14 +158,13 @@ class Scheduler:
     # one step: schedule, then update with what was drawn
 
     def schedule(self) -> StepPlan:
-        """Plan the next step. Counters advance at once, as if the plan had run already."""
+        """Plan the next step: `update` must have taken in the one before if that was `awaited`, else the one before that."""
         self.recorder.step += 1
         step = Step(StepPlan(self.recorder.step), self.config.max_num_batched_tokens)
         self._schedule_running(step)
-        if not step.preempted:
+        if not step.short:
             self._schedule_waiting(step)
         for row in step.plan.rows:
-            row.sequence.num_computed = row.stop
             self.recorder.emit(
                 EventKind.SCHEDULED,
                 request=row.sequence.request.id,
@@ -173,20 +175,21 @@ class Scheduler:
         for request in self.running:
             if request.beams:
                 request.peak_blocks = max(request.peak_blocks, self.kv.num_held(request))
+        self.in_flight.launch(step.plan, self.running)
         return step.plan
 
     def _schedule_running(self, step: Step) -> None:
         """Give every running sequence its deficit, in order of admission, as far as budget and blocks go."""
         for request in list(self.running):
-            for sequence in _runnable(request, step.budget):
+            for sequence in runnable(request, step.budget):
                 if request.status is not Status.RUNNING:
                     break  # preempted for the sake of an earlier one
-                num_new = self._share(step, _target(sequence) - sequence.num_computed)
+                num_new = self._share(step, target(sequence) - sequence.num_computed)
                 if num_new == 0:
                     continue  # not strictly first come, first served: others may still fit
                 copies = self._allocate_or_preempt(step, sequence, num_new)
                 if copies is None:
-                    return  # had to preempt itself: nobody behind it is tried
+                    return  # left, or waits for blocks: nobody behind it is tried
                 self._plan_row(step, sequence, num_new, copies)
 
     def _share(self, step: Step, deficit: int) -> int:
@@ -199,8 +202,14 @@ class Scheduler:
         return deficit
 
     def _allocate_or_preempt(self, step: Step, sequence: Sequence, num_new: int) -> list[tuple[int, int]] | None:
-        """Find blocks for a running sequence, preempting victims until they suffice; None if it became one itself."""
+        """Find blocks for a running sequence, preempting victims until they suffice.
+
+        None if it became one itself, or if blocks come back when a step on its way has completed: then it waits for them.
+        """
         while (copies := self.kv.allocate(sequence, num_new)) is None:
+            step.short = True
+            if self.in_flight.keeps_blocks:
+                return None
             victim = pick_victim(self.running, self.config.policy)
             self._preempt(step, victim)
             if victim is sequence.request:
@@ -215,15 +224,14 @@ class Scheduler:
             self.kv.withdraw(row.sequence)  # those hashes promise KV that this step will not write
             self.kv.release(row.copies)
         for sequence in request.live:
-            self.kv.free(sequence)
-            sequence.num_computed = 0
+            self.in_flight.free(sequence)
+            sequence.num_computed = sequence.num_placeholders = 0
         request.forked = len(request.live) == 1
         request.status = Status.PREEMPTED
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.running.remove(request)
         self.waiting.push_back(request)
-        step.preempted = True
         self.recorder.emit(EventKind.PREEMPTED, request=request.id)
 
     def _schedule_waiting(self, step: Step) -> None:
@@ -251,10 +259,10 @@ class Scheduler:
         if sum(len(r.live) for r in self.running) + len(request.live) > self.config.max_num_seqs:
             return "max_num_seqs"
         trunk = request.live[0]
-        hits = self.kv.lookup(trunk, _target(trunk))
-        partial = self.kv.lookup_partial(trunk, hits, _target(trunk))
+        hits = self.kv.lookup(trunk, target(trunk))
+        partial = self.kv.lookup_partial(trunk, hits, target(trunk))
         num_cached = self.kv.num_cached(hits, partial)
-        num_new = self._share(step, _target(trunk) - num_cached)
+        num_new = self._share(step, target(trunk) - num_cached)
         if num_new == 0:
             return "budget"
         others_run = bool(self.running)
@@ -279,7 +287,7 @@ class Scheduler:
     def _plan_row(self, step: Step, sequence: Sequence, num_new: int, copies: list[tuple[int, int]]) -> None:
         start = sequence.num_computed
         samples: tuple[Sequence, ...] = ()
-        if start + num_new == sequence.num_tokens:
+        if start + num_new == sequence.num_expected:
             samples = (sequence,)
         if not sequence.request.forked:
             fresh = not sequence.output_token_ids
@@ -290,20 +298,23 @@ class Scheduler:
     def update(self, plan: StepPlan, drawn: list[list[SampledToken]]) -> list[tuple[Sequence, SampledToken]]:
         """Take in what a step drew: `drawn` has one list for each row with samples, in order. Returns what was appended.
 
-        Rows of requests that were aborted meanwhile are dropped. A token with a parent continues that sequence of its
-        request, which must go on itself: it is the parent of its own token.
+        Rows of requests that were aborted or preempted meanwhile, and of sequences that ended, are dropped. A token with
+        a parent continues that sequence of its request, which must go on itself: it is the parent of its own token.
         """
-        self.kv.release(plan.copies)
+        if not plan.rows:
+            return []
+        self.in_flight.land(plan)
         appended: list[tuple[Sequence, SampledToken]] = []
         tokens = iter(drawn)
         for row in plan.rows:
             row_tokens = next(tokens) if row.samples else []
-            if row.sequence.finished:
+            if is_stale(row):
+                self.in_flight.drop(row)
                 continue
             self.kv.record_written(row.sequence, row.start, row.stop)
             if self.config.publish_at == "compute":
                 self.kv.publish(row.sequence, row.stop)
-            if not row.sequence.request.forked and row.stop == _target(row.sequence):
+            if not row.sequence.request.forked and row.stop == target(row.sequence):
                 self._fork(row.sequence)
             appended += zip(row.samples, row_tokens, strict=True)
         self._fork_beams(appended)
@@ -337,6 +348,7 @@ class Scheduler:
             token_ids=(token.token_id,),
             parent=token.parent,
         )
+        sequence.num_placeholders -= 1
         sequence.output_token_ids.append(token.token_id)
         if token.logprob is not None:
             sequence.logprobs.append(token.logprob)
@@ -347,11 +359,13 @@ class Scheduler:
             self._finish(sequence, FinishReason.STOP)
         elif len(sequence.output_token_ids) >= request.max_tokens:
             self._finish(sequence, FinishReason.LENGTH)
+        elif self.config.publish_at == "schedule":
+            self.kv.publish(sequence, sequence.num_computed)  # a row on its way may have waited for this token
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End one sequence; with its last one the request ends too."""
         sequence.finish_reason = reason
-        self.kv.free(sequence)
+        self.in_flight.free(sequence)
         request = sequence.request
         self.recorder.emit(EventKind.FINISHED, request=request.id, sequence=sequence.index, reason=str(reason))
         if request.live:
@@ -370,30 +384,7 @@ class Scheduler:
         assert {r.id for r in waiting} | {r.id for r in self.running} == set(self.requests), "a request is lost"
         assert len(waiting) + len(self.running) == len(self.requests), "a request is in two places"
         assert all(
-            s.num_computed == 0 and s.uid not in self.kv.tables for r in waiting for s in r.sequences if not s.finished
+            s.num_computed == 0 and (s.uid not in self.kv.tables or s.uid in self.in_flight.leaving)
+            for r in waiting
+            for s in r.live
         ), "a waiting request holds blocks"
-
-
-def _runnable(request: Request, budget: int) -> list[Sequence]:
-    """The sequences that a step may run: only the trunk until the prompt's KV exists; then all beams draw, or none."""
-    if not request.forked:
-        return request.live[:1]
-    together = request.beams is not None and _abreast(request)
-    return [] if together and budget < len(request.live) else request.live
-
-
-def _target(sequence: Sequence) -> int:
-    """How many tokens to compute before drawing or forking: the prompt for a trunk, else all that are known.
-
-    Beams that catch up after a preemption wait for each other one token before the end.
-    """
-    request = sequence.request
-    if not request.forked:
-        return sequence.num_prompt
-    return sequence.num_tokens - (request.beams is not None and not _abreast(request))
-
-
-def _abreast(request: Request) -> bool:
-    """Whether every live beam has only its last token to compute. One alone is always abreast of itself."""
-    live = request.live
-    return len(live) == 1 or all(s.num_tokens - s.num_computed == 1 for s in live)

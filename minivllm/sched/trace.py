@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING
 from minivllm.config import EngineConfig, MinivllmError
 from minivllm.plan import EventKind, RequestSpec, TraceEvent
 from minivllm.request import BeamParams, GuidedJson, Request, SampledToken, SamplingParams
+from minivllm.sched.async_sched import is_stale
 
 if TYPE_CHECKING:
     from minivllm.sched.scheduler import Scheduler
@@ -132,9 +133,8 @@ def replay(header: TraceHeader, events: Iterable[TraceEvent]) -> Iterator[Schedu
         recorder.events.clear()
         if step:
             recorder.step = step - 1  # steps that had nothing to decide left no event
-            _run_step(scheduler, recorded)
-        else:
-            _feed(scheduler, recorded)
+            scheduler.schedule()
+        _feed(scheduler, recorded)
         _compare(step, recorded, list(recorder.events))
         yield scheduler
 
@@ -147,33 +147,25 @@ def _by_step(events: Iterable[TraceEvent]) -> Iterator[tuple[int, list[TraceEven
         yield step, list(group)
 
 
-def _run_step(scheduler: Scheduler, recorded: list[TraceEvent]) -> None:
-    """Schedule and update with the recorded tokens; inputs that came while the step ran go in between."""
-    plan = scheduler.schedule()
-    begin = _update_begins(recorded)
-    _feed(scheduler, recorded[:begin])
-    drawn = (SampledToken(e.token_ids[0], parent=e.parent) for e in recorded if e.kind is EventKind.SAMPLED)
+def _update(scheduler: Scheduler, step: int, following: Iterable[TraceEvent]) -> None:
+    """Complete a step with the tokens recorded after it."""
+    tokens = (SampledToken(e.token_ids[0], parent=e.parent) for e in following if e.kind is EventKind.SAMPLED)
+    plan = scheduler.in_flight.plans[step]
     rows = [row for row in plan.rows if row.samples]
-    scheduler.update(plan, [[next(drawn, NO_TOKEN) for _ in row.samples if not row.sequence.finished] for row in rows])
-    _feed(scheduler, recorded[begin:])
-
-
-def _update_begins(recorded: list[TraceEvent]) -> int:
-    """Index of a step's first event that `Scheduler.update` reported. If there is none, before or after is the same."""
-    planned = max((i for i, event in enumerate(recorded) if event.kind is EventKind.SCHEDULED), default=-1)
-    updates = (EventKind.SAMPLED, EventKind.FORKED, EventKind.PUBLISHED)
-    return next((i for i in range(planned + 1, len(recorded)) if recorded[i].kind in updates), len(recorded))
+    scheduler.update(plan, [[] if is_stale(row) else [next(tokens, NO_TOKEN) for _ in row.samples] for row in rows])
 
 
 def _feed(scheduler: Scheduler, recorded: list[TraceEvent]) -> None:
     """Give the scheduler the inputs among the recorded events."""
-    for event in recorded:
+    for number, event in enumerate(recorded):
         if event.kind is EventKind.ADDED:
             scheduler.add(_request_of(event))
         elif event.kind is EventKind.ABORTED:
             scheduler.abort(event.request)
         elif event.kind is EventKind.COMPILED:
             scheduler.grammar_compiled(event.request)
+        elif event.kind is EventKind.COMPLETED and event.start in scheduler.in_flight.plans:
+            _update(scheduler, event.start, recorded[number:])
         elif event.kind is EventKind.STOPPED and event.request in scheduler.requests:
             scheduler.stop(scheduler.requests[event.request].sequences[event.sequence], event.reason)
 

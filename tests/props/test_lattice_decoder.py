@@ -45,7 +45,7 @@ def expected():
     return said
 
 
-def say(cell: Cell, backend: str = "torch", spoil=lambda runner: None):
+def say(cell: Cell, spoil=lambda runner: None, prove=prove):
     requests = workload(LENGTH, VOCAB, EOS)
     scheduler = make_scheduler(cell, requests, EOS)
     decoder = Decoder(MODEL, WEIGHTS, dtype=torch.float64, device="cpu")

@@ -1,4 +1,4 @@
-"""The checkers are checked: fourteen seeded faults, each of which its checker must find, and the unharmed engine must pass."""
+"""The checkers are checked: twenty seeded faults, each of which its checker must find, and the unharmed engine must pass."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +11,14 @@ from minivllm.kv.block_pool import NULL_BLOCK, BlockPool, FreeList
 from minivllm.kv.block_table import BlockTable
 from minivllm.kv.manager import KVCacheManager
 from minivllm.kv.partial import PartialIndex
+from minivllm.plan import Row
 from minivllm.sched import scheduler
+from minivllm.sched.async_sched import InFlight
 from minivllm.sched.scheduler import Scheduler
 from tests.lattice import cells
 from tests.props.test_lattice import run_cell
+from tests.props.test_lattice_async import CELLS as ASYNC_CELLS
+from tests.props.test_lattice_async import run_cell as run_async_cell
 from tests.props.test_lattice_beams import CELLS as BEAM_CELLS
 from tests.props.test_lattice_beams import check_search
 from tests.walks import walk_cache, walk_scheduler
@@ -31,6 +35,21 @@ def slots() -> None:
 def slots_under_priority() -> None:
     for seed in range(60):
         walk_scheduler(seed, trust=True, policy="priority")
+
+
+def ahead() -> None:
+    """Steps planned ahead: physical slots, and who may have a block while a step is on its way."""
+    for seed in range(60):
+        walk_scheduler(seed, trust=True, async_depth=1)
+
+
+def ahead_long() -> None:
+    walk_scheduler(42, async_depth=1)
+
+
+def lattice_ahead() -> None:
+    for cell in (c for c in ASYNC_CELLS if c.caching and c.tight and c.mixed and c.chunked and c.budget == 64):
+        run_async_cell(cell)
 
 
 def books() -> None:
@@ -57,7 +76,7 @@ def reference_lru() -> None:
         walk_cache(seed)
 
 
-CHECKERS = [slots, slots_under_priority, books, lattice, beams, reference_lru]
+CHECKERS = [slots, slots_under_priority, ahead, lattice_ahead, books, lattice, beams, reference_lru]
 
 
 @pytest.mark.parametrize("checker", CHECKERS, ids=lambda checker: checker.__name__)
@@ -146,6 +165,37 @@ def forget_nothing(self, block_ids):
     pass
 
 
+def take_tokens_of_preempted(row):
+    return row.sequence.finished
+
+
+def free_at_once(self, sequence):
+    self._kv.free(sequence)
+
+
+def wait_for_nothing(self):
+    return False
+
+
+def forget_what_is_on_its_way(request, budget):
+    return request.live if request.forked else request.live[:1]
+
+
+def run_the_token_before(self):
+    known = self.sequence.tokens(self.start, self.stop)
+    return known if len(known) == self.num_tokens else self.sequence.tokens(self.start - 1, self.stop)
+
+
+def publish_placeholders(self, sequence, num_tokens):
+    known = sequence.output_token_ids
+    sequence.output_token_ids = known + [-1] * sequence.num_placeholders
+    original_publish(self, sequence, num_tokens)
+    sequence.output_token_ids = known
+
+
+original_publish = KVCacheManager.publish
+
+
 @dataclass(frozen=True)
 class Mutant:
     """A fault, where it goes, and who must find it."""
@@ -156,6 +206,8 @@ class Mutant:
     replacement: Callable
     caught_by: tuple[Callable[[], None], ...]
 
+
+BOTH_AHEAD = (ahead, lattice_ahead)
 
 MUTANTS = [
     Mutant("a stale hash is kept on reuse", BlockPool, "allocate", allocate_keeping_hashes, (slots, lattice)),
@@ -169,7 +221,13 @@ MUTANTS = [
     Mutant("a shared slot is overwritten", BlockTable, "needs_copy", never_copy, (slots, lattice, beams)),
     Mutant("a block is copied that was handed out since", PartialIndex, "forget", forget_nothing, (slots,)),
     Mutant("a copy never lets go of its ends", KVCacheManager, "release", release_nothing, (slots, lattice, beams)),
-    Mutant("beams run in part", scheduler, "_runnable", run_beams_in_part, (slots,)),
+    Mutant("a preempted request takes its late token", scheduler, "is_stale", take_tokens_of_preempted, BOTH_AHEAD),
+    Mutant("blocks are free while a step uses them", InFlight, "free", free_at_once, (ahead,)),
+    Mutant("nobody waits for blocks on their way", InFlight, "keeps_blocks", property(wait_for_nothing), (ahead_long,)),
+    Mutant("a length is known too late", scheduler, "runnable", forget_what_is_on_its_way, BOTH_AHEAD),
+    Mutant("a row runs the token before", Row, "token_ids", property(run_the_token_before), BOTH_AHEAD),
+    Mutant("a placeholder has a hash", KVCacheManager, "publish", publish_placeholders, (ahead,)),
+    Mutant("beams run in part", scheduler, "runnable", run_beams_in_part, (slots,)),
     Mutant("a pruned beam keeps its blocks", Scheduler, "_fork_beams", fork_without_pruning, (slots, books, beams)),
     Mutant("a beam keeps its own tokens", Scheduler, "_fork_beams", fork_tables_but_not_tokens, (slots, beams)),
 ]
@@ -180,7 +238,7 @@ PAIRS = [pytest.param(m, check, id=f"{m.name}-{check.__name__}") for m in MUTANT
 @pytest.mark.parametrize(("mutant", "checker"), PAIRS)
 def test_a_seeded_fault_is_found(mutant, checker, monkeypatch):
     monkeypatch.setattr(mutant.owner, mutant.function, mutant.replacement)
-    with pytest.raises((AssertionError, IndexError, ValueError)):
+    with pytest.raises((AssertionError, LookupError, ValueError)):
         checker()
 
 

@@ -53,11 +53,13 @@ TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(stateful_step_count=12)
 
 
+@pytest.mark.parametrize("async_depth", [0, 1])
 @pytest.mark.parametrize("seed", range(25))
-def test_a_long_run_in_a_tight_pool_keeps_every_rule_and_replays(seed):
-    walk_scheduler(seed).check_replay()
+def test_a_long_run_in_a_tight_pool_keeps_every_rule_and_replays(seed, async_depth):
+    walk_scheduler(seed, async_depth=async_depth).check_replay()
 
 
 def test_the_long_runs_meet_everything_that_can_happen():
-    seen = {event.kind for seed in range(25) for event in walk_scheduler(seed).scheduler.recorder.events}
+    walks = [walk_scheduler(seed, async_depth=seed % 2) for seed in range(25)]
+    seen = {event.kind for walk in walks for event in walk.scheduler.recorder.events}
     assert seen == set(EventKind) - {EventKind.ABORTED, EventKind.COMPILED, EventKind.STOPPED}

@@ -31,7 +31,21 @@ def test_a_run_yields_exactly_the_tokens_asked_for(llm: LLM):
     run = measure.run_work(llm, [Work([1000, 1001], 3), Work([2000], 5)])
     assert run.tokens == 8
     assert 0 < run.first <= run.last
-    assert 0 < run.bookkeeping < 1
+    assert 0 < run.bookkeeping.exposed < 1
+    assert run.bookkeeping.hidden == 0
+    assert run.bookkeeping.step_ms > 0
+
+
+def test_bookkeeping_is_exposed_while_the_model_rests_and_the_rest_of_it_hidden():
+    assert measure.bookkeeping(wall=10, busy=9, host=3, steps=100) == measure.Bookkeeping(0.1, 0.2, 30)
+    assert measure.bookkeeping(wall=10, busy=7, host=0, steps=100).hidden == 0
+
+
+def test_a_run_with_steps_planned_ahead_is_measured_too(model: Path):
+    ahead = LLM(model, EngineConfig(num_kv_blocks=600, dtype="float32", async_depth=1))
+    run = measure.run_work(ahead, [Work([1000, 1001], 9), Work([2000], 5)])
+    assert run.tokens == 14
+    assert run.bookkeeping.exposed + run.bookkeeping.hidden < 1
 
 
 def test_the_stopwatch_leaves_the_engine_as_it_was(llm: LLM):
