@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minivllm.kv.hybrid import UNBOUNDED
 from minivllm.plan import Row, StepPlan
 
 
@@ -30,6 +31,7 @@ class InputBatch:
     logits_indices: Tensor  # [R]: last token of each row that is sampled
     prompt_rows: tuple[int, ...]  # rows whose every position needs logits
     block_size: int
+    window: int | None = None  # how many tokens, itself included, a token attends to
 
     def blocks(self, rows: Many[int], count: int) -> Tensor:
         """The first `count` blocks of some rows: int64 [len(rows), count]. Past a row's context its first block
@@ -58,10 +60,8 @@ def build_input_batch(plan: StepPlan, block_size: int, device: torch.device | st
     lengths = np.array([row.num_tokens for row in rows], dtype=np.int64)
     starts = np.array([row.start for row in rows], dtype=np.int64)
     query_starts = np.concatenate(([0], np.cumsum(lengths)))
-    row_of_token = np.repeat(np.arange(len(rows)), lengths)
-    positions = np.arange(query_starts[-1]) - (query_starts[:-1] - starts)[row_of_token]
-    tables = pad_block_tables(rows)
-    slots = tables[row_of_token, positions // block_size] * block_size + positions % block_size
+    tables = pad_block_tables([row.block_ids for row in rows])
+    positions, slots = place_tokens(starts, lengths, tables, block_size)
     token_ids = np.array([token for row in rows for token in row.token_ids], dtype=np.int64)
     sampled = [index for index, row in enumerate(rows) if row.samples]
 
@@ -82,12 +82,42 @@ def build_input_batch(plan: StepPlan, block_size: int, device: torch.device | st
     )
 
 
-def pad_block_tables(rows: list[Row]) -> np.ndarray:
+def pad_block_tables(tables: Many[list[int]]) -> np.ndarray:
     """Block tables side by side: int64 [B, most blocks of a row], padded with the null block 0."""
-    tables = np.zeros((len(rows), max(len(row.block_ids) for row in rows)), dtype=np.int64)
-    for index, row in enumerate(rows):
-        tables[index, : len(row.block_ids)] = row.block_ids
-    return tables
+    padded = np.zeros((len(tables), max(map(len, tables))), dtype=np.int64)
+    for index, table in enumerate(tables):
+        padded[index, : len(table)] = table
+    return padded
+
+
+def place_tokens(
+    starts: np.ndarray, lengths: np.ndarray, tables: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Position and slot of every token of a step, both int64 [T], from each row's start, length and block table."""
+    row_of_token = np.repeat(np.arange(len(starts)), lengths)
+    positions = np.arange(lengths.sum()) - (lengths.cumsum() - lengths - starts)[row_of_token]
+    return positions, tables[row_of_token, positions // size] * size + positions % size
+
+
+def view_through(batch: InputBatch, tables: np.ndarray, window: int | None) -> InputBatch:
+    """The step of `batch` in other layers: with these block tables int64 [B, N] and this window.
+
+    Each row begins with the first block that its first token's window reaches; what is before it is left out, as if the
+    row's positions were counted from there. `positions` stay those of the text.
+    """
+    starts, ends, size = np.array(batch.starts), np.array(batch.context_lengths), batch.block_size
+    skipped = np.maximum(starts - (window or UNBOUNDED) + 1, 0) // size
+    columns = np.arange(tables.shape[1]) + skipped[:, None]
+    seen = np.take_along_axis(tables, columns.clip(max=tables.shape[1] - 1), 1)
+    device = batch.positions.device
+    return replace(
+        batch,
+        slot_mapping=torch.from_numpy(place_tokens(starts, ends - starts, tables, size)[1]).to(device),
+        block_tables=torch.from_numpy(seen).to(device),
+        starts=tuple((starts - skipped * size).tolist()),
+        context_lengths=tuple((ends - skipped * size).tolist()),
+        window=window,
+    )
 
 
 def wants_prompt_logits(row: Row) -> bool:

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from minivllm.config import EngineConfig
+from minivllm.kv.hybrid import form_groups
 from minivllm.models.decoder import Decoder, resolve_device
 from minivllm.plan import StepPlan
 from minivllm.runner.attention import make_attention
 from minivllm.runner.host import keep_freed_memory
 from minivllm.runner.input_batch import InputBatch, build_input_batch
 from minivllm.runner.kv_cache import KVCache
+from minivllm.runner.layer_views import LayerViews
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,11 @@ class ModelRunner:
             keep_freed_memory()
         self.model = model
         self.block_size = config.block_size
-        self.cache = KVCache(model.config, num_blocks, config.block_size, model.dtype, model.device)
+        windows = model.config.windows
+        groups = form_groups(windows, config.hybrid)
+        self.views = LayerViews(windows, groups) if any(windows) else None
+        num_pages = max(len(group.layers) for group in groups)
+        self.cache = KVCache(model.config, num_blocks, config.block_size, model.dtype, model.device, num_pages)
         self.attention = make_attention(config.attention_backend, self.cache)
 
     @torch.inference_mode()
@@ -44,7 +50,9 @@ class ModelRunner:
         """Run the plan's rows. The plan must have at least one row."""
         self.cache.copy_blocks(plan.copies)
         batch = build_input_batch(plan, self.block_size, self.model.device)
-        hidden = self.model.forward(batch.token_ids, batch.positions, self.attention.prepare(batch))
+        views, backend = self.views, self.attention
+        attention = backend.prepare(batch) if views is None else views.prepare(backend, batch, plan)
+        hidden = self.model.forward(batch.token_ids, batch.positions, attention)
         logits = self.model.logits(hidden.index_select(0, batch.logits_indices))
         return StepResult(logits, self._prompt_logits(hidden, batch))
 

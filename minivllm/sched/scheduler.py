@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from minivllm.config import ConfigError, EngineConfig, RequestError
-from minivllm.kv.manager import KVCacheManager
+from minivllm.kv.hybrid import ONE_GROUP, Windows, longest_request, make_manager, request_blocks
 from minivllm.plan import EventKind, Row, StepPlan
 from minivllm.request import FinishReason, Request, SampledToken, Sequence, Status
 from minivllm.sched.policy import make_queue, pick_victim
@@ -41,7 +41,8 @@ class Step:
 class Scheduler:
     """Hands out one token budget a step over running and waiting requests.
 
-    `num_blocks` counts the null block; `max_model_len` is in tokens, prompt and output together.
+    `num_blocks` counts the null block; `max_model_len` is in tokens, prompt and output together; `windows` has the
+    attention window of each layer group (`kv/hybrid.py`).
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: Iterable[int] = (),
         recorder: Recorder | None = None,
+        windows: Windows = ONE_GROUP,
     ) -> None:
         self.config = config
+        self.windows = windows
         self.max_model_len = max_model_len
         self.eos_token_ids = frozenset(eos_token_ids)
         self.recorder = recorder or Recorder()
-        self.kv = KVCacheManager(config, num_blocks, self.recorder.emit)
+        self.kv = make_manager(config, num_blocks, windows, self.recorder.emit)
         self.waiting = make_queue(config.policy)
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
@@ -65,13 +68,14 @@ class Scheduler:
         self._check_config()
 
     def _check_config(self) -> None:
-        needed, usable = self.kv.blocks_for(self.max_model_len), self.kv.pool.num_usable
+        needed, usable = request_blocks(self.max_model_len, self.windows, self.config), self.kv.pool.num_usable
         if needed > usable:
             raise ConfigError(
                 "num_kv_blocks",
                 usable + 1,
                 f"one request of max_model_len={self.max_model_len} needs {needed} blocks of {self.config.block_size} tokens,"
-                f" {usable} are usable; give more memory or set max_model_len to at most {usable * self.config.block_size}",
+                f" {usable} are usable; give more memory or set max_model_len to at most"
+                f" {longest_request(usable, self.windows, self.config, self.max_model_len)}",
             )
         if not self.config.enable_chunked_prefill and self.config.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(
@@ -284,7 +288,8 @@ class Scheduler:
         if not sequence.request.forked:
             fresh = not sequence.output_token_ids
             samples = tuple(sequence.request.live) if samples and fresh else ()
-        step.plan.rows.append(Row(sequence, start, num_new, self.kv.block_ids(sequence), samples, tuple(copies)))
+        tables = self.kv.block_ids(sequence), self.kv.more_block_ids(sequence)
+        step.plan.rows.append(Row(sequence, start, num_new, tables[0], samples, tuple(copies), tables[1]))
         step.budget -= num_new
 
     def update(self, plan: StepPlan, drawn: list[list[SampledToken]]) -> list[tuple[Sequence, SampledToken]]:
