@@ -96,9 +96,9 @@ FAULTS = [
     Fault("a block is freed too early", hybrid, "num_skipped", skip_one_block_more, (slots, lattice)),
     Fault("nothing is freed", hybrid, "num_skipped", skip_nothing, (slots, lattice)),
     Fault("a hit ignores the windows", HybridKVCacheManager, "lookup", hit_as_the_first_group, (slots, lattice)),
-    Fault("a hit needs one block less", hybrid, "window_hit", hit_with_one_block_less, (slots, lattice)),
+    Fault("a hit needs one block less", hybrid, "window_hit", hit_with_one_block_less, (slots,)),
     Fault("groups take each other's blocks", GroupManager, "find", hashes_of_any_group, (slots, lattice)),
-    Fault("groups allocate one by one", HybridKVCacheManager, "allocate", allocate_group_by_group, (slots, lattice)),
+    Fault("groups allocate one by one", HybridKVCacheManager, "allocate", allocate_group_by_group, (slots,)),
     Fault("one group's blocks are kept", HybridKVCacheManager, "free", free_the_first_group_only, (slots, books)),
 ]
 PAIRS = [pytest.param(f, check, id=f"{f.name}-{check.__name__}") for f in FAULTS for check in f.caught_by]
