@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from minivllm.config import ConfigError, EngineConfig
 from minivllm.kv.block_pool import NULL_BLOCK, Block
@@ -29,7 +29,7 @@ from minivllm.kv.block_table import BlockTable
 from minivllm.kv.manager import KVCacheManager, num_idle
 from minivllm.kv.partial import PartialHit
 from minivllm.kv.prefix import Index
-from minivllm.plan import Emit, EventKind, ignore_events
+from minivllm.plan import Emit, EventKind, Row, ignore_events
 from minivllm.request import Request, Sequence
 
 Windows = tuple[int | None, ...]
@@ -43,8 +43,7 @@ UNBOUNDED = 2**62
 # which layers share a table
 
 
-@dataclass(frozen=True, slots=True)
-class LayerGroup:
+class LayerGroup(NamedTuple):
     """Layers with the same window, whose KV of a token lies in the same block."""
 
     window: int | None
@@ -125,9 +124,7 @@ def window_hit(hashes: Seq[bytes], needed: int, index: Index) -> int:
 class GroupManager(KVCacheManager):
     """The block tables of one layer group. Pool and copies in flight are those of the whole."""
 
-    def __init__(
-        self, whole: KVCacheManager, config: EngineConfig, window: int | None, number: int, emit: Emit
-    ) -> None:
+    def __init__(self, whole: KVCacheManager, config: EngineConfig, window: int | None, number: int, emit: Emit):
         super().__init__(config, 0, partial(emit, group=number), pool=whole.pool)
         self.window, self.tag, self.retained = window or UNBOUNDED, bytes([number]), whole.retained
         self.cap = window_cap(self.window, config.max_num_batched_tokens, self.block_size)
@@ -221,13 +218,14 @@ class HybridKVCacheManager(KVCacheManager):
         for group, share in self._shares(hits):
             group.remove_skipped(sequence)
             table = group.tables.get(sequence.uid, BlockTable())
-            needed += group.num_fresh(table, computed, num_new, len(share))[0]
+            needed += max(self.blocks_for(computed + num_new) - len(table.blocks) - len(share), 0)
+            needed += group.tail_to_copy(table, computed) is not None
         if needed + (self.watermark_blocks if watermark else 0) > self.pool.num_free:
             return None
         self.pool.touch(hits)
-        copies = [
-            pair for group, share in self._shares(hits) for pair in group.allocate(sequence, num_new, share) or ()
-        ]
+        copies: list[tuple[int, int]] = []
+        for group, share in self._shares(hits):
+            copies += group.allocate(sequence, num_new, share) or ()
         self.pool.free(hits)
         return copies
 
@@ -255,9 +253,10 @@ class HybridKVCacheManager(KVCacheManager):
         for group in self.groups:
             group.free(sequence)
 
-    def more_block_ids(self, sequence: Sequence) -> tuple[list[int], ...]:
-        """Tables of the groups after the first; 0 where a window left a block behind."""
-        return tuple(group.block_ids(sequence) for group in self.groups[1:])
+    def add_tables(self, rows: Seq[Row]) -> None:
+        """Give the rows of a plan the tables of the groups after the first; 0 where a window left a block behind."""
+        for row in rows:
+            row.more_block_ids = tuple(group.block_ids(row.sequence) for group in self.groups[1:])
 
     def num_held(self, request: Request) -> tuple[int, int]:
         """See `KVCacheManager.num_held`; null blocks don't count."""
@@ -270,10 +269,9 @@ class HybridKVCacheManager(KVCacheManager):
         return [table for group in self.groups for table in group.tables.values()]
 
 
-def make_manager(
-    config: EngineConfig, num_blocks: int, windows: Windows = ONE_GROUP, emit: Emit = ignore_events
-) -> KVCacheManager:
+def make_manager(config: EngineConfig, num_blocks: int, windows: Windows, emit: Emit = ignore_events) -> KVCacheManager:
     """The manager for layer groups with these windows: a plain one where nothing slides."""
-    if windows == ONE_GROUP:
-        return KVCacheManager(config, num_blocks, emit)
-    return HybridKVCacheManager(config, num_blocks, windows, emit)
+    plain = windows == ONE_GROUP
+    return (
+        KVCacheManager(config, num_blocks, emit) if plain else HybridKVCacheManager(config, num_blocks, windows, emit)
+    )

@@ -22,7 +22,7 @@ from minivllm.kv.block_pool import NULL_BLOCK, Block, BlockPool
 from minivllm.kv.block_table import BlockTable
 from minivllm.kv.partial import PartialHit, PartialIndex
 from minivllm.kv.prefix import ROOT_HASH, extend_hashes, longest_hit
-from minivllm.plan import Emit, EventKind, ignore_events
+from minivllm.plan import Emit, EventKind, Row, ignore_events
 from minivllm.request import Request, Sequence
 
 
@@ -161,7 +161,9 @@ class KVCacheManager:
         table = self.tables.get(sequence.uid, BlockTable())
         found = [*hits, self.pool.blocks[partial.block_id]] if partial else hits
         computed = sequence.num_computed + self.num_cached(hits, partial)
-        needed, tail = self.num_fresh(table, computed, num_new, len(hits))
+        growth = self.blocks_for(computed + num_new) - len(table.blocks) - len(hits)
+        tail = self.tail_to_copy(table, computed)
+        needed = max(growth, 0) + (tail is not None)
         if needed + num_idle(found) + (self.watermark_blocks if watermark else 0) > self.pool.num_free:
             return None
         self.pool.touch(found)
@@ -178,12 +180,6 @@ class KVCacheManager:
             self.publish(sequence, computed + num_new)
         return copies
 
-    def num_fresh(self, table: BlockTable, computed: int, num_new: int, num_hits: int) -> tuple[int, int | None]:
-        """How many blocks to allocate for `num_new` tokens, a copy included, and the index of the block to copy, if any."""
-        growth = self.blocks_for(computed + num_new) - len(table.blocks) - num_hits
-        tail = self._tail_to_copy(table, computed)
-        return max(growth, 0) + (tail is not None), tail
-
     def num_cached(self, hits: Seq[Block], partial: PartialHit | None) -> int:
         """How many tokens need not be computed."""
         return len(hits) * self.block_size + (partial.num_tokens if partial else 0)
@@ -194,7 +190,7 @@ class KVCacheManager:
             self.partial.forget(_ids(fresh))
         return fresh
 
-    def _tail_to_copy(self, table: BlockTable, computed: int) -> int | None:
+    def tail_to_copy(self, table: BlockTable, computed: int) -> int | None:
         """Index of the partly full block that the next token goes into, if it may not be written in place."""
         index, offset = divmod(computed, self.block_size)
         if not offset or index >= len(table.blocks):
@@ -279,9 +275,8 @@ class KVCacheManager:
         """Physical block ids of a sequence's table, in token order."""
         return self.tables[sequence.uid].ids
 
-    def more_block_ids(self, sequence: Sequence) -> tuple[list[int], ...]:
-        """Tables of further layer groups: none."""
-        return ()
+    def add_tables(self, rows: Seq[Row]) -> None:
+        """Give the rows of a plan the tables of further layer groups: there are none."""
 
     def num_held(self, request: Request) -> tuple[int, int]:
         """Physical blocks that a request's sequences hold together, and what they would hold if they shared none."""

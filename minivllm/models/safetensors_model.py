@@ -135,7 +135,7 @@ def _windows(config: Json, where: Path) -> tuple[int | None, tuple[LayerKind, ..
             raise ModelError(
                 f"{where}: layer type {kind} is not supported; use a model with {' or '.join(LAYER_KINDS)}"
             )
-    if "sliding_attention" not in (kinds or ()):
+    if not kinds or "sliding_attention" not in kinds:
         return None, ()
     return None if switch is False else config.get("sliding_window"), tuple(LAYER_KINDS[kind] for kind in kinds)
 

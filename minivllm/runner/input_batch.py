@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minivllm.kv.hybrid import UNBOUNDED
 from minivllm.plan import Row, StepPlan
 
 
@@ -19,6 +18,9 @@ class InputBatch:
     """The rows of a step, laid end to end: T tokens of B rows, row r at tokens query_starts[r] .. query_starts[r + 1].
 
     Tensors are int64. Lengths are kept as Python numbers too: attention decides by them, and mustn't wait for a device.
+
+    Layers with a window see the rows through another one: `block_tables` begin with the first block that the window of a
+    row's first token reaches, and `starts` and `context_lengths` count from there; `positions` stay those of the text.
     """
 
     token_ids: Tensor  # [T]
@@ -54,15 +56,25 @@ class InputBatch:
         return torch.tensor([self.context_lengths[row] for row in rows], device=self.block_tables.device)[:, None]
 
 
-def build_input_batch(plan: StepPlan, block_size: int, device: torch.device | str = "cpu") -> InputBatch:
-    """Lay the rows of a plan end to end. Costs a few microseconds a row; no loop over tokens."""
+def build_input_batch(
+    plan: StepPlan, block_size: int, device: torch.device | str = "cpu", group: int = 0, window: int | None = None
+) -> InputBatch:
+    """Lay the rows of a plan end to end, for layers of one group with one window. Costs a few microseconds a row; no loop
+    over tokens."""
     rows = plan.rows
     lengths = np.array([row.num_tokens for row in rows], dtype=np.int64)
     starts = np.array([row.start for row in rows], dtype=np.int64)
     query_starts = np.concatenate(([0], np.cumsum(lengths)))
-    tables = pad_block_tables([row.block_ids for row in rows])
-    positions, slots = place_tokens(starts, lengths, tables, block_size)
+    row_of_token = np.repeat(np.arange(len(rows)), lengths)
+    positions = np.arange(query_starts[-1]) - (query_starts[:-1] - starts)[row_of_token]
+    tables = pad_block_tables([row.more_block_ids[group - 1] if group else row.block_ids for row in rows])
+    slots = tables[row_of_token, positions // block_size] * block_size + positions % block_size
     token_ids = np.array([token for row in rows for token in row.token_ids], dtype=np.int64)
+    if window is not None:
+        skipped = np.maximum(starts - window + 1, 0) // block_size
+        columns = np.arange(tables.shape[1]) + skipped[:, None]
+        tables = np.take_along_axis(tables, columns.clip(max=tables.shape[1] - 1), 1)
+        starts = starts - skipped * block_size
     sampled = [index for index, row in enumerate(rows) if row.samples]
 
     def tensor(array: np.ndarray) -> Tensor:
@@ -79,45 +91,16 @@ def build_input_batch(plan: StepPlan, block_size: int, device: torch.device | st
         logits_indices=tensor(query_starts[1:][sampled] - 1),
         prompt_rows=tuple(index for index, row in enumerate(rows) if wants_prompt_logits(row)),
         block_size=block_size,
+        window=window,
     )
 
 
-def pad_block_tables(tables: Many[list[int]]) -> np.ndarray:
+def pad_block_tables(tables: list[list[int]]) -> np.ndarray:
     """Block tables side by side: int64 [B, most blocks of a row], padded with the null block 0."""
     padded = np.zeros((len(tables), max(map(len, tables))), dtype=np.int64)
     for index, table in enumerate(tables):
         padded[index, : len(table)] = table
     return padded
-
-
-def place_tokens(
-    starts: np.ndarray, lengths: np.ndarray, tables: np.ndarray, size: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Position and slot of every token of a step, both int64 [T], from each row's start, length and block table."""
-    row_of_token = np.repeat(np.arange(len(starts)), lengths)
-    positions = np.arange(lengths.sum()) - (lengths.cumsum() - lengths - starts)[row_of_token]
-    return positions, tables[row_of_token, positions // size] * size + positions % size
-
-
-def view_through(batch: InputBatch, tables: np.ndarray, window: int | None) -> InputBatch:
-    """The step of `batch` in other layers: with these block tables int64 [B, N] and this window.
-
-    Each row begins with the first block that its first token's window reaches; what is before it is left out, as if the
-    row's positions were counted from there. `positions` stay those of the text.
-    """
-    starts, ends, size = np.array(batch.starts), np.array(batch.context_lengths), batch.block_size
-    skipped = np.maximum(starts - (window or UNBOUNDED) + 1, 0) // size
-    columns = np.arange(tables.shape[1]) + skipped[:, None]
-    seen = np.take_along_axis(tables, columns.clip(max=tables.shape[1] - 1), 1)
-    device = batch.positions.device
-    return replace(
-        batch,
-        slot_mapping=torch.from_numpy(place_tokens(starts, ends - starts, tables, size)[1]).to(device),
-        block_tables=torch.from_numpy(seen).to(device),
-        starts=tuple((starts - skipped * size).tolist()),
-        context_lengths=tuple((ends - skipped * size).tolist()),
-        window=window,
-    )
 
 
 def wants_prompt_logits(row: Row) -> bool:

@@ -8,7 +8,7 @@ import psutil  # type: ignore[import-untyped]
 import torch
 
 from minivllm.config import ConfigError, EngineConfig, ModelConfig
-from minivllm.kv.hybrid import ONE_GROUP, Windows, form_groups, longest_request, request_blocks
+from minivllm.kv.hybrid import Windows, form_groups, longest_request, request_blocks
 
 GIB = 2**30
 
@@ -39,9 +39,8 @@ class KVMemory:
     @property
     def tokens(self) -> int:
         """How many tokens fit in all: with layer groups, in requests of `max_model_len`."""
-        if self.windows != ONE_GROUP:
-            return int(self.max_concurrency * self.max_model_len)
-        return self.usable_blocks * self.block_size
+        blocks = -(-self.max_model_len // self.block_size)
+        return self.usable_blocks * self.block_size * blocks // self.blocks_per_request
 
     @property
     def max_concurrency(self) -> float:

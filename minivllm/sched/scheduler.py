@@ -165,6 +165,7 @@ class Scheduler:
         self._schedule_running(step)
         if not step.preempted:
             self._schedule_waiting(step)
+        self.kv.add_tables(step.plan.rows)
         for row in step.plan.rows:
             row.sequence.num_computed = row.stop
             self.recorder.emit(
@@ -288,8 +289,7 @@ class Scheduler:
         if not sequence.request.forked:
             fresh = not sequence.output_token_ids
             samples = tuple(sequence.request.live) if samples and fresh else ()
-        tables = self.kv.block_ids(sequence), self.kv.more_block_ids(sequence)
-        step.plan.rows.append(Row(sequence, start, num_new, tables[0], samples, tuple(copies), tables[1]))
+        step.plan.rows.append(Row(sequence, start, num_new, self.kv.block_ids(sequence), samples, tuple(copies)))
         step.budget -= num_new
 
     def update(self, plan: StepPlan, drawn: list[list[SampledToken]]) -> list[tuple[Sequence, SampledToken]]:

@@ -15,7 +15,7 @@ from minivllm.plan import Row, StepPlan
 from minivllm.request import Request, SamplingParams
 from minivllm.runner import attention
 from minivllm.runner.attention import bucket_by_length, make_attention
-from minivllm.runner.input_batch import build_input_batch, view_through
+from minivllm.runner.input_batch import build_input_batch
 from minivllm.runner.kv_cache import KVCache
 
 
@@ -44,10 +44,9 @@ class Step:
                 cache.layers[0][:, slot] = draw(*cache.layers[0][:, slot].shape)
         tokens, dim = self.plan.num_tokens, self.model.head_dim
         q, kv = draw(tokens, self.model.num_heads, dim), draw(tokens, 2 * self.model.num_kv_heads, dim)
-        batch = build_input_batch(self.plan, self.block_size)
+        batch = build_input_batch(self.plan, self.block_size, window=self.window)
         self.batch, self.cache, self.q = batch, cache, q
-        seen = view_through(batch, batch.block_tables.numpy(), self.window) if self.window else batch
-        return make_attention(backend, cache).prepare(seen)(0, q, *kv.chunk(2, 1))
+        return make_attention(backend, cache).prepare(batch)(0, q, *kv.chunk(2, 1))
 
     def first_seen(self, row: Row) -> int:
         """The first position of the first block that the row's window reaches; all before it is gone."""

@@ -7,7 +7,7 @@ import pytest
 
 from minivllm.config import EngineConfig, ModelConfig
 from minivllm.kv import hybrid
-from minivllm.runner import layer_views
+from minivllm.runner import model_runner
 from tests.lattice import prove_batch, prove_cache, prove_forks
 from tests.props.test_lattice_decoder import LENGTH, MODEL, expected, say
 from tests.props.test_lattice_hybrid import HybridCell, prove_windows
@@ -75,23 +75,23 @@ def skip_one_token_more(num_computed, window, block_size):
     return max(num_computed - window + 2, 0) // block_size
 
 
-def view_one_token_less(batch, tables, window):
-    return original_view(batch, tables, window and window - 1)
+def view_one_token_less(plan, block_size, device, group, window):
+    return original_build(plan, block_size, device, group, window and window - 1)
 
 
-def view_without_window(batch, tables, window):
-    return original_view(batch, tables, None)
+def view_without_window(plan, block_size, device, group, window):
+    return original_build(plan, block_size, device, group, None)
 
 
-original_view = layer_views.view_through
+original_build = model_runner.build_input_batch
 
 
 @pytest.mark.parametrize(
     ("owner", "function", "fault"),
     [
         (hybrid, "num_skipped", skip_one_token_more),
-        (layer_views, "view_through", view_one_token_less),
-        (layer_views, "view_through", view_without_window),
+        (model_runner, "build_input_batch", view_one_token_less),
+        (model_runner, "build_input_batch", view_without_window),
     ],
 )
 def test_a_seeded_fault_changes_what_is_said(owner, function, fault, monkeypatch):

@@ -5,6 +5,7 @@ import pytest
 from minivllm.config import ConfigError, EngineConfig, ModelConfig
 from minivllm.kv.block_pool import NULL_BLOCK
 from minivllm.kv.hybrid import (
+    ONE_GROUP,
     HybridKVCacheManager,
     LayerGroup,
     form_groups,
@@ -136,7 +137,7 @@ def run(kv, sequence, num_tokens, step=16):
 
 
 def test_a_model_without_windows_has_the_plain_manager():
-    assert type(make_manager(EngineConfig(), 9)) is KVCacheManager
+    assert type(make_manager(EngineConfig(), 9, ONE_GROUP)) is KVCacheManager
     assert type(make_manager(EngineConfig(), 9, (None, 8))) is HybridKVCacheManager
 
 
@@ -145,7 +146,7 @@ def test_each_group_has_its_own_table_and_null_blocks_keep_positions():
     sequence = start(kv, "r", 40)
     run(kv, sequence, 32)
     assert kv.allocate(sequence, 4) is not None
-    full, (sliding,) = kv.block_ids(sequence), kv.more_block_ids(sequence)
+    full, (sliding,) = kv.block_ids(sequence), (kv.groups[1].block_ids(sequence),)
     assert len(full) == len(sliding) == 9
     assert NULL_BLOCK not in full
     assert sliding[:6] == [NULL_BLOCK] * 6  # position 32's window is 27 .. 32: block 6 holds 24 .. 27
@@ -157,7 +158,7 @@ def test_what_the_window_left_behind_is_freed_the_last_one_first():
     kv, events = make_hybrid()
     sequence = start(kv, "r", 40)
     run(kv, sequence, 16)
-    (before,) = kv.more_block_ids(sequence)
+    (before,) = (kv.groups[1].block_ids(sequence),)
     events.clear()
     kv.allocate(sequence, 16)
     freed = [fields for kind, fields in events if kind is EventKind.FREED]
