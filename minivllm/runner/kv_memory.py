@@ -48,9 +48,10 @@ class KVMemory:
         return self.usable_blocks / self.blocks_per_request
 
     def __str__(self) -> str:
+        groups = f" in each of {len(self.windows)} layer groups" if len(self.windows) > 1 else ""
         return (
             f"KV cache: {self.num_blocks:,} blocks of {self.block_size} tokens (from {self.source}). A token takes "
-            f"{self.bytes_per_token:,} bytes, a block {self.block_bytes:,}, the cache "
+            f"{self.bytes_per_token:,} bytes{groups}, a block {self.block_bytes:,}, the cache "
             f"{self.num_blocks * self.block_bytes / GIB:.2f} GiB when full. Block 0 is the null block, so "
             f"{self.tokens:,} tokens fit: {self.max_concurrency:.1f} requests of {self.max_model_len:,} tokens at once."
         )
@@ -71,7 +72,8 @@ def plan_kv_memory(
     source, num_blocks = _count_blocks(config, bytes_per_token * config.block_size, free_bytes)
     fits = longest_request(num_blocks - 1, windows, config, model.max_position)
     if fits < 1:
-        raise ConfigError(source, num_blocks, "gives no usable block: 2 are the least, one of them the null block")
+        least = f"{len(windows) + 1} are the least, one of them the null block"
+        raise ConfigError(source, num_blocks, f"gives no usable block: {least}")
     length = config.max_model_len or fits
     needed = request_blocks(length, windows, config)
     memory = KVMemory(source, bytes_per_token, config.block_size, num_blocks, length, windows, needed)

@@ -40,7 +40,7 @@ def decoder_cells(model: ModelConfig, kind: type[DecoderCell] = DecoderCell) -> 
     both = (True, False)
     return [
         kind(LENGTH, size, budget, caching, tight, True, True, "fcfs", model.windows, switch)
-        for size, budget, caching, tight, switch in product((1, 4), (7, 64), both, both, ("on", "off"))
+        for (size, budget), caching, tight, switch in product(((1, 64), (4, 7)), both, both, ("on", "off"))
     ]
 
 
@@ -61,14 +61,13 @@ def test_a_decoder_with_windows_says_the_same_whatever_is_kept(model, cell):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_reference_backend_says_so_too(name):
-    for cell in decoder_cells(MODELS[name], ReferenceCell)[::9]:
+    for cell in decoder_cells(MODELS[name], ReferenceCell)[::5]:
         assert say(cell, MODELS[name], prove=prove) == expected(MODELS[name])
 
 
 def test_windows_do_change_what_is_said():
-    for model in MODELS.values():
-        assert expected(replace(model, sliding_window=None, layer_kinds=())) != expected(model)
-        assert expected(replace(model, sliding_window=model.sliding_window + 1)) != expected(model)
+    model = MODELS["alternating"]
+    assert expected(replace(model, sliding_window=model.sliding_window + 1)) != expected(model)
 
 
 def skip_one_token_more(num_computed, window, block_size):
