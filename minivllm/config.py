@@ -48,9 +48,16 @@ class RopeScaling:
     original_max_position: int
 
 
+LayerKind = Literal["full", "sliding"]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder-only model of the Llama, Qwen2 or Qwen3 family. Lengths in tokens, sizes in elements."""
+    """The shape of a decoder-only model of the Llama, Qwen2 or Qwen3 family. Lengths in tokens, sizes in elements.
+
+    A token of a sliding layer attends to the last `sliding_window` tokens, itself among them. `layer_kinds` has one kind
+    a layer; left out, all layers are of one: sliding if there is a window, else full.
+    """
 
     architecture: Literal["llama", "qwen2", "qwen3"]
     vocab_size: int
@@ -67,6 +74,8 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    sliding_window: int | None = None
+    layer_kinds: tuple[LayerKind, ...] = ()
     name: str = "model"
 
     def __post_init__(self) -> None:
@@ -76,6 +85,12 @@ class ModelConfig:
                 at_least(field.name, getattr(self, field.name), 1)
         if self.num_heads % self.num_kv_heads:
             raise ConfigError("num_kv_heads", self.num_kv_heads, f"must divide num_heads={self.num_heads}")
+        if self.sliding_window is not None:
+            at_least("sliding_window", self.sliding_window, 1)
+        elif "sliding" in self.layer_kinds:
+            raise ConfigError("sliding_window", None, "sliding layers need a window")
+        if len(self.layer_kinds) not in (0, self.num_layers):
+            raise ConfigError("layer_kinds", self.layer_kinds, f"must name num_layers={self.num_layers} kinds, or none")
 
     @property
     def qkv_bias(self) -> bool:
@@ -86,6 +101,12 @@ class ModelConfig:
     def qk_norm(self) -> bool:
         """Qwen3 normalises each query and key head before the rotary embedding."""
         return self.architecture == "qwen3"
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Each layer's window in tokens; None where a token attends to everything before it."""
+        kinds = self.layer_kinds or ("sliding",) * self.num_layers
+        return tuple(self.sliding_window if kind == "sliding" else None for kind in kinds)
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of K and V that one token takes in all layers."""
@@ -105,7 +126,8 @@ class EngineConfig:
     Switches to teach with: `policy`, `free_order`, `publish_at`, `reserve_full_prompt`, `long_prefill_threshold`,
     `enable_prefix_caching`, `enable_chunked_prefill`, `lifo_unhashed`, `partial_block_hits` (off: hits are whole blocks),
     `async_depth` (steps planned ahead of the one that runs: 0 or 1. A device of its own gains from 1; on a CPU the
-    scheduler would only compete with the model it hides behind, so 0, as in the leading engine's CPU back end).
+    scheduler would only compete with the model it hides behind, so 0, as in the leading engine's CPU back end),
+    `hybrid` (off: layers with a window keep the KV of all tokens, as if they had none).
     """
 
     block_size: int = 16
@@ -126,6 +148,7 @@ class EngineConfig:
     publish_at: PublishAt = "schedule"
     partial_block_hits: bool = False
     async_depth: int = 0
+    hybrid: Literal["on", "off"] = "on"
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention_backend: Literal["auto", "cpp", "torch", "reference"] = "auto"
@@ -158,6 +181,7 @@ class EngineConfig:
         one_of("policy", self.policy, ("fcfs", "priority", "static"))
         one_of("free_order", self.free_order, ("leaf_first", "root_first"))
         one_of("publish_at", self.publish_at, ("schedule", "compute"))
+        one_of("hybrid", self.hybrid, ("on", "off"))
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float64"))
         one_of("device", self.device, ("auto", "cpu", "cuda"))
         one_of("attention_backend", self.attention_backend, ("auto", "cpp", "torch", "reference"))

@@ -16,7 +16,8 @@ class Row:
     `block_ids` is the block table after allocation: position p lives in slot
     `block_ids[p // block_size] * block_size + p % block_size`. `samples` are the sequences that draw a token from
     the logits at the row's last position: none while tokens remain, itself, or all that fork from it. `copies` are the
-    block copies (source, destination) that make the row's table writable.
+    block copies (source, destination) that make the row's table writable. A model whose layers form several groups
+    (`kv/hybrid.py`) has a table for each: `block_ids` is the first group's, `more_block_ids` has the others'.
     """
 
     sequence: Sequence
@@ -25,6 +26,7 @@ class Row:
     block_ids: list[int]
     samples: tuple[Sequence, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
+    more_block_ids: tuple[list[int], ...] = ()
 
     @property
     def stop(self) -> int:
@@ -108,7 +110,8 @@ class RequestSpec:
 class TraceEvent:
     """One decision. Unused fields keep their defaults; `blocks` are physical block ids, `token_ids` only on inputs.
 
-    `parent` is the sequence that a fork starts from, or that a beam's token continues.
+    `parent` is the sequence that a fork starts from, or that a beam's token continues. `group` is the layer group whose
+    table changed; a FREED event with reason "window" tells of blocks that its window left behind.
     """
 
     step: int
@@ -122,6 +125,7 @@ class TraceEvent:
     token_ids: tuple[int, ...] = ()
     spec: RequestSpec | None = None
     parent: int | None = None
+    group: int = 0
 
 
 Emit = Callable[..., None]

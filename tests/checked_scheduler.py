@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from minivllm.config import EngineConfig, RequestError
 from minivllm.kv.block_pool import NULL_BLOCK
+from minivllm.kv.hybrid import ONE_GROUP, Windows
 from minivllm.plan import EventKind, Row, StepPlan, TraceEvent
 from minivllm.request import FinishReason, Request, SampledToken, Sequence
 from minivllm.sample.beam import assign_slots
@@ -26,8 +27,8 @@ Draw = Callable[[Sequence], int]
 class PhysicalSlots:
     """Every slot holds the number of the prefix (all tokens up to and with its own) whose KV was written there."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.block_size = block_size
+    def __init__(self, num_blocks: int, block_size: int, windows: Windows = ONE_GROUP) -> None:
+        self.block_size, self.windows = block_size, windows
         self.slots = [EMPTY] * (num_blocks * block_size)
         self._numbers: dict[tuple[int, int], int] = {}
 
@@ -50,16 +51,23 @@ class PhysicalSlots:
         wanted = [self.prefixes(row.sequence.tokens(0, row.start) + row.token_ids) for row in plan.rows]
         written: set[int] = set()
         for row, prefixes in zip(plan.rows, wanted, strict=True):
-            assert NULL_BLOCK not in row.block_ids, f"{row.sequence} holds the null block"
-            for position in range(row.start, row.stop):
-                slot = self.slot(row.block_ids, position)
-                assert slot not in written, f"slot {slot} is written twice in step {plan.step}"
-                written.add(slot)
-                self.slots[slot] = prefixes[position]
+            for group, table in enumerate(self.tables(row)):
+                for position in range(row.start, row.stop):
+                    slot = self.slot(table, position)
+                    assert slot not in written, f"slot {slot} is written twice in step {plan.step}"
+                    written.add(slot)
+                    self.slots[slot] = prefixes[position] * len(self.windows) + group
         for row, prefixes in zip(plan.rows, wanted, strict=True):
-            for position in range(row.stop):
-                held = self.slots[self.slot(row.block_ids, position)]
-                assert held == prefixes[position], f"{row.sequence} reads foreign KV at position {position}"
+            for group, (table, window) in enumerate(zip(self.tables(row), self.windows, strict=True)):
+                first = max(row.start + 1 - window, 0) if window else 0
+                assert NULL_BLOCK not in table[first // self.block_size :], f"{row.sequence} needs the null block"
+                for position in range(first, row.stop):
+                    held = self.slots[self.slot(table, position)]
+                    expected = prefixes[position] * len(self.windows) + group
+                    assert held == expected, f"{row.sequence} reads foreign KV at position {position}"
+
+    def tables(self, row: Row) -> tuple[list[int], ...]:
+        return row.block_ids, *row.more_block_ids
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
         size = self.block_size
@@ -88,11 +96,12 @@ class CheckedScheduler:
         eos: tuple[int, ...] = (),
         *,
         trust: bool = False,
+        windows: Windows = ONE_GROUP,
     ) -> None:
         self.config = config
-        self.header = TraceHeader(config, num_blocks, max_model_len, eos)
-        self.scheduler = Scheduler(config, num_blocks, max_model_len, eos, Recorder(keep=None))
-        self.slots = PhysicalSlots(num_blocks, config.block_size)
+        self.header = TraceHeader(config, num_blocks, max_model_len, eos, windows)
+        self.scheduler = Scheduler(config, num_blocks, max_model_len, eos, Recorder(keep=None), windows)
+        self.slots = PhysicalSlots(num_blocks, config.block_size, windows)
         self.trust = trust  # leave the scheduler's own integrity check out: the slots must find the fault alone
         self.requests: list[Request] = []
         self._meaning: dict[bytes, int] = {}
@@ -200,7 +209,10 @@ class CheckedScheduler:
         assert row.stop <= expected <= self.header.max_model_len
         assert row.stop == sequence.num_computed, "counters advance at once"
         assert row.start == computed.get(sequence.uid, row.start), "a sequence goes on where it stood"
-        assert len(row.block_ids) == -(-row.stop // config.block_size), "a table holds exactly the blocks it needs"
+        for table, window in zip(self.slots.tables(row), self.header.windows, strict=True):
+            assert len(table) == -(-row.stop // config.block_size), "a table holds exactly the blocks it needs"
+            cap = -(-(window - 1 + config.max_num_batched_tokens) // config.block_size) + 1 if window else len(table)
+            assert sum(block_id != NULL_BLOCK for block_id in table) <= cap, "a window holds more than its cap"
         if config.long_prefill_threshold and len(self.scheduler.requests) > 1:
             assert row.num_tokens <= config.long_prefill_threshold
         target = expected - self._waits(request, computed) if request.forked else sequence.num_prompt
@@ -256,8 +268,11 @@ class CheckedScheduler:
         due = {block for plan in self._device.queue for block in self.slots.written_by(plan)}
         for block_hash, copies in self.scheduler.kv.pool.published.items():
             for block_id in copies:
-                if block_id not in due:
-                    assert self.slots.last_of(block_id) == self._meaning[block_hash][0], f"block {block_id} lies"
+                if block_id in due:
+                    continue
+                prefix, group = divmod(self.slots.last_of(block_id), len(self.header.windows))
+                assert prefix == self._meaning[block_hash[:32]][0], f"block {block_id} lies"
+                assert group == int.from_bytes(block_hash[32:]), f"block {block_id} is of another group"
 
     def _learn_hashes(self) -> None:
         """Note which prefix each hash stands for; a beam that is pruned takes its tokens along."""
@@ -293,7 +308,7 @@ class CheckedScheduler:
             self.step(draw)
         kv = self.scheduler.kv
         assert kv.pool.num_free == kv.pool.num_usable, "blocks leaked"
-        assert not kv.tables
+        assert not kv.all_tables()
         assert not self._tenure
         return number
 
@@ -361,5 +376,5 @@ def snapshot(scheduler: Scheduler) -> object:
         [(b.ref_count, b.hash) for b in kv.pool.blocks],
         [b.id for b in kv.pool.free_list],
         {key: list(copies) for key, copies in kv.pool.published.items()},
-        {uid: (table.ids, table.num_published) for uid, table in kv.tables.items()},
+        [(table.ids, table.num_published) for table in kv.all_tables()],
     )

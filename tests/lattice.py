@@ -12,7 +12,7 @@ from itertools import product
 from random import Random
 
 from minivllm.config import EngineConfig, Policy
-from minivllm.kv.manager import KVCacheManager
+from minivllm.kv.hybrid import ONE_GROUP, Windows, make_manager, request_blocks
 from minivllm.plan import EventKind, StepPlan, TraceEvent
 from minivllm.request import Request, SampledToken, SamplingParams
 from minivllm.sched.scheduler import Scheduler
@@ -52,6 +52,11 @@ class Cell:
             self.policy,
         ]
         return f"len{self.max_model_len}-block{self.block_size}-budget{self.budget}-{'-'.join(flags)}"
+
+    @property
+    def groups(self) -> Windows:
+        """The window of each layer group of the model that the cell runs."""
+        return ONE_GROUP
 
     @property
     def config(self) -> EngineConfig:
@@ -104,13 +109,14 @@ def workload(max_model_len: int, vocab_size: int, eos: int) -> list[Request]:
 
 def num_blocks(cell: Cell, requests: list[Request]) -> int:
     """Blocks of the pool, the null block included."""
-    kv = KVCacheManager(cell.config, 2)
+    kv = make_manager(cell.config, 2, cell.groups)
     needs = [kv.blocks_of_request(r, [len(r.prompt_token_ids) + r.max_tokens - 1] * len(r.sequences)) for r in requests]
-    return 1 + (max(*needs, kv.blocks_for(cell.max_model_len)) if cell.tight else sum(needs))
+    return 1 + (max(*needs, request_blocks(cell.max_model_len, cell.groups, cell.config)) if cell.tight else sum(needs))
 
 
 def make_scheduler(cell: Cell, requests: list[Request], eos: int) -> Scheduler:
-    return Scheduler(cell.config, num_blocks(cell, requests), cell.max_model_len, (eos,), Recorder(keep=None))
+    size = num_blocks(cell, requests), cell.max_model_len
+    return Scheduler(cell.config, *size, (eos,), Recorder(keep=None), cell.groups)
 
 
 @dataclass

@@ -41,7 +41,7 @@ def turn(config: ModelConfig, x: Tensor) -> Tensor:
     return out
 
 
-def attention(config: ModelConfig, w: dict[str, Tensor], prefix: str, x: Tensor) -> Tensor:
+def attention(config: ModelConfig, w: dict[str, Tensor], prefix: str, x: Tensor, window: int | None = None) -> Tensor:
     def project(name: str) -> Tensor:
         y = x @ w[f"{prefix}{name}_proj.weight"].T
         return y + w[f"{prefix}{name}_proj.bias"] if config.qkv_bias else y
@@ -54,11 +54,13 @@ def attention(config: ModelConfig, w: dict[str, Tensor], prefix: str, x: Tensor)
         return [turn(config, part) for part in parts] if name in "qk" else parts
 
     q, k, v = heads("q", config.num_heads), heads("k", config.num_kv_heads), heads("v", config.num_kv_heads)
-    future = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+    position = torch.arange(len(x))
+    distance = position[:, None] - position
+    hidden = (distance < 0) | (distance >= (window or len(x)))
     out = []
     for head in range(config.num_heads):
         shared = head * config.num_kv_heads // config.num_heads
-        scores = (q[head] @ k[shared].T / math.sqrt(config.head_dim)).masked_fill(future, -math.inf)
+        scores = (q[head] @ k[shared].T / math.sqrt(config.head_dim)).masked_fill(hidden, -math.inf)
         out.append(scores.softmax(-1) @ v[shared])
     return torch.cat(out, -1) @ w[f"{prefix}o_proj.weight"].T
 
@@ -69,7 +71,7 @@ def reference_logits(config: ModelConfig, weights: dict[str, Tensor], token_ids:
     x = w["model.embed_tokens.weight"][token_ids]
     for i in range(config.num_layers):
         p = f"model.layers.{i}."
-        x = x + attention(config, w, p + "self_attn.", norm(x, w[p + "input_layernorm.weight"], eps))
+        x = x + attention(config, w, p + "self_attn.", norm(x, w[p + "input_layernorm.weight"], eps), config.windows[i])
         y = norm(x, w[p + "post_attention_layernorm.weight"], eps)
         gate, up = y @ w[p + "mlp.gate_proj.weight"].T, y @ w[p + "mlp.up_proj.weight"].T
         x = x + (gate * gate.sigmoid() * up) @ w[p + "mlp.down_proj.weight"].T

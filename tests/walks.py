@@ -3,6 +3,7 @@
 from random import Random
 
 from minivllm.config import EngineConfig
+from minivllm.kv.hybrid import request_blocks
 from minivllm.kv.manager import KVCacheManager
 from minivllm.plan import EventKind
 from minivllm.request import BeamParams, Request, SamplingParams
@@ -29,6 +30,10 @@ def walk_scheduler(
     )
     usable = -(-length // size) + random.randrange(4)
     checked = CheckedScheduler(config, usable + 1, length, (EOS,), trust=trust)
+    return _meet(checked, random, length)
+
+
+def _meet(checked: CheckedScheduler, random: Random, length: int) -> CheckedScheduler:
     for number in range(12):
         checked.add(_request(f"r{number}", random, length))
         for _ in range(random.randrange(4)):
@@ -43,6 +48,23 @@ def _request(id: str, random: Random, length: int) -> Request:
     beams = BeamParams(params.n) if random.random() < 0.5 else None
     room = length - len(prompt)
     return Request(id, prompt, params, max_tokens=random.randint(1, room), priority=random.randint(0, 2), beams=beams)
+
+
+def walk_windows(seed: int, *, trust: bool = False) -> CheckedScheduler:
+    """The same for layer groups with windows: some hits end where a window has no blocks any more."""
+    random = Random(seed)
+    size, length = random.choice([1, 2, 4]), random.choice([12, 20])
+    config = EngineConfig(
+        block_size=size,
+        max_num_batched_tokens=random.choice([3, 8, 30]),
+        policy=random.choice(["fcfs", "priority"]),
+        publish_at=random.choice(["schedule", "schedule", "compute"]),
+        free_order=random.choice(["leaf_first", "root_first"]),
+    )
+    windows = random.choice([(None, 3), (None, 5), (None, 1, 1), (4,), (6, 2), (None, None, 8)])
+    usable = request_blocks(length, windows, config) + random.randrange(6)
+    checked = CheckedScheduler(config, usable + 1, length, (EOS,), trust=trust, windows=windows)
+    return _meet(checked, random, length)
 
 
 # where KV lives: the manager against the reference LRU

@@ -52,7 +52,7 @@ def pool_snapshot(pool: BlockPool, tables: Mapping[str, Seq[Block]] | None = Non
 def header_of(scheduler: Scheduler) -> TraceHeader:
     """What a replay of a scheduler's recorded events starts from."""
     eos = tuple(sorted(scheduler.eos_token_ids))
-    return TraceHeader(scheduler.config, len(scheduler.kv.pool.blocks), scheduler.max_model_len, eos)
+    return TraceHeader(scheduler.config, len(scheduler.kv.pool.blocks), scheduler.max_model_len, eos, scheduler.windows)
 
 
 def snapshots(source: Scheduler | LLM) -> list[Snapshot]:

@@ -20,8 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ENGINE = ("engine", "sched", "kv", "runner", "models", "sample", "config", "request", "llm")
-MAX_ENGINE_LINES = 4_500
-MAX_LINES = 11_000
+MAX_ENGINE_LINES = 5_200
+MAX_LINES = 11_000  # of all but the course machine: book/decisions/0005
+MAX_COURSE_LINES = 4_500
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_FUNCTION_MEDIAN = 8
@@ -97,7 +98,8 @@ def over_limits(files: list[FileSize]) -> list[str]:
     engine = sum(file.lines for file in files if file.package in ENGINE)
     checks = [
         ("engine proper", engine, MAX_ENGINE_LINES),
-        ("minivllm", sum(file.lines for file in files), MAX_LINES),
+        ("minivllm without course", sum(file.lines for file in files if file.package != "course"), MAX_LINES),
+        ("course", sum(file.lines for file in files if file.package == "course"), MAX_COURSE_LINES),
         ("median function", int(statistics.median(functions.values() or [0])), MAX_FUNCTION_MEDIAN),
         ("90th percentile of functions", percentile(functions.values(), 0.9), MAX_FUNCTION_P90),
         *((f"file {file.path}", file.lines, MAX_FILE_LINES) for file in files),

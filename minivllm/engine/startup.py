@@ -55,9 +55,10 @@ def build_engine(decoder: Decoder, tokenizer: Tokenizer, config: EngineConfig) -
     model = decoder.config
     memory = plan_kv_memory(config, model, decoder.dtype)
     recorder = Recorder()
-    scheduler = Scheduler(config, memory.num_blocks, memory.max_model_len, tokenizer.eos_token_ids, recorder)
+    size = memory.num_blocks, memory.max_model_len
+    scheduler = Scheduler(config, *size, tokenizer.eos_token_ids, recorder, memory.windows)
     if config.trace_file:
-        header = TraceHeader(config, memory.num_blocks, memory.max_model_len, tuple(sorted(scheduler.eos_token_ids)))
+        header = TraceHeader(config, *size, tuple(sorted(scheduler.eos_token_ids)), memory.windows)
         recorder.write_to(config.trace_file, header)
     sampler = Sampler(scheduler.eos_token_ids, model.vocab_size, config.seed)
     vocabulary = tokenizer.token_bytes, model.vocab_size, tokenizer.special_ids, scheduler.eos_token_ids

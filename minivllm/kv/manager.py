@@ -1,7 +1,8 @@
 """The KV cache manager: which sequence holds which blocks, and the order of operations that keeps sharing safe.
 
-Source of the order: vLLM 0.32 `v1/core/kv_cache_manager.py:KVCacheManager.allocate_slots`. Left out: sliding windows,
-remote loads, draft tokens. Added: forks, with copy on write (`allocate` returns the copies to run before the forward).
+Source of the order: vLLM 0.32 `v1/core/kv_cache_manager.py:KVCacheManager.allocate_slots`. Left out: remote loads, draft
+tokens; sliding windows are in `hybrid.py`, which runs one such manager for each group of layers. Added: forks, with copy
+on write (`allocate` returns the copies to run before the forward).
 
 Both ends of a copy get one more reference until the step that runs it has completed (`retain`, `release`): whatever
 happens meanwhile (an abort while the forward runs, the next step planned ahead of time), neither block goes to somebody
@@ -17,11 +18,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from minivllm.config import EngineConfig
-from minivllm.kv.block_pool import Block, BlockPool
+from minivllm.kv.block_pool import NULL_BLOCK, Block, BlockPool
 from minivllm.kv.block_table import BlockTable
 from minivllm.kv.partial import PartialHit, PartialIndex
 from minivllm.kv.prefix import ROOT_HASH, extend_hashes, longest_hit
-from minivllm.plan import Emit, EventKind, ignore_events
+from minivllm.plan import Emit, EventKind, Row, ignore_events
 from minivllm.request import Request, Sequence
 
 
@@ -44,11 +45,13 @@ class KVCacheManager:
     `pool.free(blocks)` drops a reference from each, in the order given.
     """
 
-    def __init__(self, config: EngineConfig, num_blocks: int, emit: Emit = ignore_events) -> None:
+    def __init__(
+        self, config: EngineConfig, num_blocks: int, emit: Emit = ignore_events, *, pool: BlockPool | None = None
+    ) -> None:
         self.block_size = config.block_size
         self.publish_at = config.publish_at
         self.leaf_first = config.free_order == "leaf_first"
-        self.pool = BlockPool(
+        self.pool = pool or BlockPool(
             num_blocks, caching=config.enable_prefix_caching, lifo_unhashed=config.lifo_unhashed, emit=emit
         )
         self.watermark_blocks = int(config.watermark * self.pool.num_usable)
@@ -56,6 +59,7 @@ class KVCacheManager:
         self.retained: Counter[int] = Counter()
         self.partial = PartialIndex() if config.partial_block_hits else None
         self.stats = CacheStats()
+        self.tag = b""
         self._emit = emit
 
     # lookup and admission
@@ -86,7 +90,7 @@ class KVCacheManager:
     def _fits_beside(self, request: Request, sources: Seq[Block]) -> bool:
         """Whether a request fits whole if the last of `sources` is copied and not shared."""
         total = self.blocks_of_request(request, [max(s.num_tokens, 1) for s in request.live])
-        return total - (len(sources) - 1) + _num_idle(sources) <= self.pool.num_free
+        return total - (len(sources) - 1) + num_idle(sources) <= self.pool.num_free
 
     def _parent(self, sequence: Sequence, index: int) -> tuple[bytes, str]:
         """What block `index` of a sequence hangs on."""
@@ -136,8 +140,8 @@ class KVCacheManager:
 
         Hit blocks that nobody holds are in the free list and leave it when touched, so they count as needed.
         """
-        total = self.blocks_of_request(request, [max(s.num_tokens, 1) for s in request.live])
-        needed = total - len(hits) + _num_idle(hits)
+        needed = self.blocks_of_request(request, [max(s.num_tokens, 1) for s in request.live])
+        needed -= sum(block.ref_count > 0 for block in hits)
         return needed + (self.watermark_blocks if watermark else 0) <= self.pool.num_free
 
     # allocation
@@ -162,9 +166,9 @@ class KVCacheManager:
         found = [*hits, self.pool.blocks[partial.block_id]] if partial else hits
         computed = sequence.num_computed + self.num_cached(hits, partial)
         growth = self.blocks_for(computed + num_new) - len(table.blocks) - len(hits)
-        tail = self._tail_to_copy(table, computed)
+        tail = self.tail_to_copy(table, computed)
         needed = max(growth, 0) + (tail is not None)
-        if needed + _num_idle(found) + (self.watermark_blocks if watermark else 0) > self.pool.num_free:
+        if needed + num_idle(found) + (self.watermark_blocks if watermark else 0) > self.pool.num_free:
             return None
         self.pool.touch(found)
         fresh = self._take(needed)
@@ -190,7 +194,7 @@ class KVCacheManager:
             self.partial.forget(_ids(fresh))
         return fresh
 
-    def _tail_to_copy(self, table: BlockTable, computed: int) -> int | None:
+    def tail_to_copy(self, table: BlockTable, computed: int) -> int | None:
         """Index of the partly full block that the next token goes into, if it may not be written in place."""
         index, offset = divmod(computed, self.block_size)
         if not offset or index >= len(table.blocks):
@@ -207,7 +211,7 @@ class KVCacheManager:
         """The step that runs these copies has completed, or won't run them: each of their ends loses one reference."""
         ends = [block_id for pair in copies for block_id in pair]
         self.pool.free(self.pool.blocks[block_id] for block_id in ends)
-        self.retained = self.retained - Counter(ends)
+        self.retained -= Counter(ends)
 
     def _report(
         self, sequence: Sequence, hits: Seq[Block], computed: int, fresh: Seq[Block], copies: Seq[tuple[int, int]]
@@ -229,7 +233,7 @@ class KVCacheManager:
         hashes = self.hashes(sequence)
         for i in range(table.num_published, full):
             if table.blocks[i].hash is None:  # a forked sibling may have published the block they share
-                self.pool.publish(table.blocks[i], hashes[i])
+                self.pool.publish(table.blocks[i], hashes[i] + self.tag)
         table.num_published = full
 
     def withdraw(self, sequence: Sequence) -> None:
@@ -276,6 +280,9 @@ class KVCacheManager:
         """Physical block ids of a sequence's table, in token order."""
         return self.tables[sequence.uid].ids
 
+    def add_tables(self, rows: Seq[Row]) -> None:
+        """Give the rows of a plan the tables of further layer groups: there are none."""
+
     def num_held(self, request: Request) -> tuple[int, int]:
         """Physical blocks that a request's sequences hold together, and what they would hold if they shared none."""
         ids = [block_id for s in request.live if s.uid in self.tables for block_id in self.block_ids(s)]
@@ -284,17 +291,22 @@ class KVCacheManager:
     def integrity(self) -> None:
         """Raise `AssertionError` unless every reference in the pool is accounted for by a table or a copy in flight."""
         self.pool.integrity()
-        held = Counter(block.id for table in self.tables.values() for block in table.blocks)
+        held = Counter(block.id for table in self.all_tables() for block in table.blocks)
         for block in self.pool.blocks[1:]:
             assert block.ref_count == held[block.id] + self.retained[block.id], (
                 f"block {block.id}: {block.ref_count} references, {held[block.id]} tables,"
                 f" {self.retained[block.id]} ends of copies"
             )
 
+    def all_tables(self) -> list[BlockTable]:
+        """Every table that holds references, of all layer groups."""
+        return list(self.tables.values())
+
 
 def _ids(blocks: Seq[Block]) -> tuple[int, ...]:
     return tuple(block.id for block in blocks)
 
 
-def _num_idle(blocks: Seq[Block]) -> int:
-    return sum(block.ref_count == 0 for block in blocks)
+def num_idle(blocks: Seq[Block]) -> int:
+    """How many of these blocks are in the free list; the null block never is."""
+    return sum(block.ref_count == 0 and block.id != NULL_BLOCK for block in blocks)

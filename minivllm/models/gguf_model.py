@@ -95,6 +95,8 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
         raise ModelError(f"{file.path}: architecture {kind} is not supported; use a llama, qwen2 or qwen3 model")
     if file.integer(f"{kind}.expert_count", 0):
         raise ModelError(f"{file.path}: mixture-of-experts models are not supported; use a dense one")
+    if file.integer(f"{kind}.attention.sliding_window", 0):
+        raise ModelError(f"{file.path}: sliding windows are read from safetensors folders only; use one of those")
     num_heads = file.integer(f"{kind}.attention.head_count")
     hidden_size = file.integer(f"{kind}.embedding_length")
     head_dim = file.integer(f"{kind}.attention.key_length", hidden_size // max(num_heads, 1))

@@ -10,19 +10,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minivllm.config import ModelConfig, ModelError, RopeScaling
+from minivllm.config import LayerKind, ModelConfig, ModelError, RopeScaling
 from minivllm.models.json_files import Json, read_json
 from minivllm.models.tokenizer import Tokenizer
 from minivllm.models.tokenizer_files import tokenizer_from_folder
 
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+LAYER_KINDS: Mapping[str, LayerKind] = {"full_attention": "full", "sliding_attention": "sliding"}
 DEFAULT_THETA = 10_000.0
 # settings that change what the model computes, and the one value that the decoder computes
 ONLY_VALUE: Mapping[str, object] = {
     "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
-    "use_sliding_window": False,
     "partial_rotary_factor": 1.0,
     "quantization_config": None,
 }
@@ -88,6 +88,7 @@ def config_from_json(config: Json, generation: Json, where: Path) -> ModelConfig
             raise ModelError(f"{where}: {key}={config[key]!r} is not supported; use a model with {key}={only!r}")
     num_heads, hidden_size = _get(config, "num_attention_heads", where), _get(config, "hidden_size", where)
     rope = {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    window, kinds = _windows(config, where)
     return ModelConfig(
         architecture=cast(Literal["llama", "qwen2", "qwen3"], ARCHITECTURES[architecture]),
         vocab_size=_get(config, "vocab_size", where),
@@ -105,6 +106,8 @@ def config_from_json(config: Json, generation: Json, where: Path) -> ModelConfig
         bos_token_id=config.get("bos_token_id"),
         eos_token_ids=eos_ids(config.get("eos_token_id"), generation.get("eos_token_id")),
         name=where.parent.name,
+        sliding_window=window,
+        layer_kinds=kinds,
     )
 
 
@@ -112,6 +115,23 @@ def eos_ids(*sources: int | list[int] | None) -> tuple[int, ...]:
     """All end-of-sequence ids that the files give, each as a number, a list or nothing; without repeats."""
     listed = [source if isinstance(source, list) else [source] for source in sources]
     return tuple(dict.fromkeys(token for ids in listed for token in ids if token is not None))
+
+
+def _windows(config: Json, where: Path) -> tuple[int | None, tuple[LayerKind, ...]]:
+    """Window and kind of the layers, (None, ()) if none slides. `layer_types` says which do, or with `use_sliding_window`
+    `max_window_layers`: how many full ones come first. A `sliding_window` alone means nothing, as in transformers."""
+    kinds, switch = config.get("layer_types"), config.get("use_sliding_window")
+    if kinds is None and switch:
+        num_layers, num_full = _get(config, "num_hidden_layers", where), _get(config, "max_window_layers", where)
+        kinds = ["sliding_attention" if layer >= num_full else "full_attention" for layer in range(num_layers)]
+    for kind in kinds or ():
+        if kind not in LAYER_KINDS:
+            raise ModelError(
+                f"{where}: layer type {kind} is not supported; use a model with {' or '.join(LAYER_KINDS)}"
+            )
+    if not kinds or "sliding_attention" not in kinds:
+        return None, ()
+    return None if switch is False else config.get("sliding_window"), tuple(LAYER_KINDS[kind] for kind in kinds)
 
 
 def _names(file: Path) -> list[str]:

@@ -48,15 +48,17 @@ class ReferenceAttention:
             outputs = []
             for begin, end, start, table in rows:
                 for offset, query in enumerate(q[begin:end]):
-                    outputs.append(attend_one(query, *self._gather(layer, table, start + offset + 1)))
+                    seen = start + offset + 1
+                    first = max(seen - batch.window, 0) if batch.window else 0
+                    outputs.append(attend_one(query, *self._gather(layer, table, range(first, seen))))
             return torch.stack(outputs).to(q.dtype)
 
         return attend
 
-    def _gather(self, layer: int, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """K and V of positions 0 .. length - 1, each [length, Hkv, D]."""
+    def _gather(self, layer: int, table: Tensor, positions: range) -> tuple[Tensor, Tensor]:
+        """K and V of S positions, each [S, Hkv, D]."""
         size = self.cache.block_size
-        slots = [int(table[position // size]) * size + position % size for position in range(length)]
+        slots = [int(table[position // size]) * size + position % size for position in positions]
         k, v = torch.stack([self.cache.layers[layer][:, slot] for slot in slots]).chunk(2, 1)
         return k, v
 
@@ -142,11 +144,12 @@ class PagedDecodePart:
         self.tokens = torch.tensor([batch.query_starts[row] for row in rows])
         self.tables = batch.block_tables[rows]
         self.lengths = torch.tensor([batch.context_lengths[row] for row in rows])
+        self.window = batch.window
 
     def attend(self, layer: int, q: Tensor, output: Tensor) -> None:
         """See `Part`."""
         where = self.tokens, self.tables, self.lengths, self.cache.block_size
-        cpu.paged_decode(q, self.cache.layers[layer], *where, output)
+        cpu.paged_decode(q, self.cache.layers[layer], *where, output, self.window)
 
 
 ALLOWED_PADDING = 1024
@@ -183,11 +186,14 @@ class DecodePart:
         self.tokens = torch.tensor([batch.query_starts[row] for row in rows], device=batch.slot_mapping.device)
         self.past = cache.runs_to_read(batch.blocks(rows, count).flatten())
         self.unwritten = batch.unwritten(rows, count).flatten().repeat(2 * cache.num_kv_heads).nonzero()[:, 0]
-        self.mask = self._mask(torch.tensor(lengths, device=self.tokens.device))
+        self.mask = self._mask(torch.tensor(lengths, device=self.tokens.device), batch.window)
 
-    def _mask(self, lengths: Tensor) -> Tensor:
-        """0 within a row's context and -inf in its padding: [Hkv * B, 1, S]."""
-        outside = torch.arange(self.length, device=lengths.device) >= lengths[:, None]
+    def _mask(self, lengths: Tensor, window: int | None) -> Tensor:
+        """0 where a row attends, and -inf before its window and in its padding: [Hkv * B, 1, S]."""
+        positions = torch.arange(self.length, device=lengths.device)
+        outside = positions >= lengths[:, None]
+        if window is not None:
+            outside |= positions < lengths[:, None] - window
         mask = torch.zeros(outside.shape, dtype=self.cache.layers[0].dtype, device=lengths.device)
         return mask.masked_fill_(outside, -math.inf).repeat(self.cache.num_kv_heads, 1)[:, None]
 
@@ -211,11 +217,12 @@ class LoneDecodePart:
         self.cache = cache
         self.token = batch.query_starts[rows[0]]
         self.length = batch.context_lengths[rows[0]]
+        self.first = max(self.length - batch.window, 0) if batch.window else 0
         self.past = cache.runs_to_read(batch.blocks(rows, -(-self.length // cache.block_size))[0])
 
     def attend(self, layer: int, q: Tensor, output: Tensor) -> None:
         """See `Part`."""
-        k, v = self.cache.read(layer, self.past)[:, :, : self.length]
+        k, v = self.cache.read(layer, self.past)[:, :, self.first : self.length]
         queries = q[self.token].view(len(k), -1, self.cache.head_dim)
         attended = F.scaled_dot_product_attention(queries[None], k[None], v[None])
         output[self.token] = attended.view_as(output[self.token])
@@ -234,8 +241,9 @@ class PrefillPart:
         self.start = batch.starts[row]
         self.past = cache.runs_to_read(batch.blocks([row], -(-batch.context_lengths[row] // cache.block_size))[0])
         size = min(QUERY_CHUNK, self.end - self.begin)
-        mask = torch.full((size, size), -math.inf, dtype=cache.layers[0].dtype, device=self.past.device)
-        self.mask = mask.triu_(1)
+        self.window, self.reach = batch.window, (batch.window or 1) - 1
+        mask = torch.full((size, self.reach + size), -math.inf, dtype=cache.layers[0].dtype, device=self.past.device)
+        self.mask = mask.triu(self.reach + 1) + mask.tril(-1) if batch.window else mask.triu_(1)
 
     def attend(self, layer: int, q: Tensor, output: Tensor) -> None:
         """See `Part`."""
@@ -243,7 +251,8 @@ class PrefillPart:
         for begin in range(self.begin, self.end, QUERY_CHUNK):
             end = min(begin + QUERY_CHUNK, self.end)
             seen = self.start + end - self.begin
-            output[begin:end] = self._attend_chunk(q[begin:end], k[:, :seen], v[:, :seen])
+            first = max(seen - (end - begin) - self.reach, 0) if self.window else 0
+            output[begin:end] = self._attend_chunk(q[begin:end], k[:, first:seen], v[:, first:seen])
 
     def _attend_chunk(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The last C of S tokens: q [C, H, D], k and v [Hkv, S, D] -> [C, H, D]."""
@@ -251,7 +260,8 @@ class PrefillPart:
         queries = q.transpose(0, 1).reshape(planes, -1, dim)
         ignored = queries.new_empty(())
         scores = torch.baddbmm(ignored, queries, k.transpose(1, 2), beta=0, alpha=dim**-0.5)
-        scores.view(heads, size, -1)[:, :, -size:].add_(self.mask[:size, :size])
+        band = self.mask[:size, : self.reach + size][:, -k.shape[1] :]
+        scores.view(heads, size, -1)[:, :, -band.shape[1] :].add_(band)
         return torch.bmm(torch.softmax(scores, -1), v).view(heads, size, dim).transpose(0, 1)
 
 

@@ -12,6 +12,7 @@ from minivllm.config import ModelConfig
 
 class KVCache:
     """K and V of every layer: `layers[i]` is [2 * Hkv, num_slots, D], the K heads first; slot = block * block_size + offset.
+    With `num_pages`, layer groups share these many tensors: layer i of each group uses `layers[i]` (`kv/hybrid.py`).
 
     Heads stand outside, so that one head's gathered past is a plain matrix [S, D] and attention a plain matrix product;
     within a head, a block is one run of memory, so that it's gathered as one. Where a step reads and writes is the same
@@ -26,11 +27,12 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        num_pages: int | None = None,
     ) -> None:
         self.num_kv_heads, self.head_dim = config.num_kv_heads, config.head_dim
         self.block_size, self.num_slots = block_size, num_blocks * block_size
         shape = (2 * self.num_kv_heads, self.num_slots, self.head_dim)
-        self.layers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        self.layers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_pages or config.num_layers)]
         self._planes = torch.arange(2 * self.num_kv_heads, device=device)[:, None]
         self._scratch = self.layers[0].new_empty(0)
 

@@ -8,19 +8,25 @@ import psutil  # type: ignore[import-untyped]
 import torch
 
 from minivllm.config import ConfigError, EngineConfig, ModelConfig
+from minivllm.kv.hybrid import Windows, form_groups, longest_request, request_blocks
 
 GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class KVMemory:
-    """The KV cache's size. Block 0 is the null block, which pads block tables and is never used."""
+    """The KV cache's size. Block 0 is the null block, which pads block tables and is never used.
+
+    `windows` has the window of each layer group (`kv/hybrid.py`); `bytes_per_token` are those of a token in one group.
+    """
 
     source: str  # the setting that decided
     bytes_per_token: int
     block_size: int
     num_blocks: int
     max_model_len: int
+    windows: Windows
+    blocks_per_request: int  # the most that one of max_model_len tokens holds at once
 
     @property
     def block_bytes(self) -> int:
@@ -32,18 +38,20 @@ class KVMemory:
 
     @property
     def tokens(self) -> int:
-        """How many tokens fit in all."""
-        return self.usable_blocks * self.block_size
+        """How many tokens fit in all: with layer groups, in requests of `max_model_len`."""
+        blocks = -(-self.max_model_len // self.block_size)
+        return self.usable_blocks * self.block_size * blocks // self.blocks_per_request
 
     @property
     def max_concurrency(self) -> float:
         """How many requests of `max_model_len` tokens fit at once."""
-        return self.usable_blocks / -(-self.max_model_len // self.block_size)
+        return self.usable_blocks / self.blocks_per_request
 
     def __str__(self) -> str:
+        groups = f" in each of {len(self.windows)} layer groups" if len(self.windows) > 1 else ""
         return (
             f"KV cache: {self.num_blocks:,} blocks of {self.block_size} tokens (from {self.source}). A token takes "
-            f"{self.bytes_per_token:,} bytes, a block {self.block_bytes:,}, the cache "
+            f"{self.bytes_per_token:,} bytes{groups}, a block {self.block_bytes:,}, the cache "
             f"{self.num_blocks * self.block_bytes / GIB:.2f} GiB when full. Block 0 is the null block, so "
             f"{self.tokens:,} tokens fit: {self.max_concurrency:.1f} requests of {self.max_model_len:,} tokens at once."
         )
@@ -57,14 +65,19 @@ def plan_kv_memory(
     A `max_model_len` that was asked for must fit; without one it's the model's own, or what fits if that is less.
     `free_bytes` stands in for the machine's free memory. Raises `ConfigError` with the arithmetic.
     """
-    bytes_per_token = model.kv_bytes_per_token(dtype.itemsize)
+    groups = form_groups(model.windows, config.hybrid)
+    windows = tuple(group.window for group in groups)
+    num_pages = max(len(group.layers) for group in groups)
+    bytes_per_token = model.kv_bytes_per_token(dtype.itemsize) * num_pages // model.num_layers
     source, num_blocks = _count_blocks(config, bytes_per_token * config.block_size, free_bytes)
-    fits = (num_blocks - 1) * config.block_size
+    fits = longest_request(num_blocks - 1, windows, config, model.max_position)
     if fits < 1:
-        raise ConfigError(source, num_blocks, "gives no usable block: 2 are the least, one of them the null block")
-    length = config.max_model_len or min(model.max_position, fits)
-    memory = KVMemory(source, bytes_per_token, config.block_size, num_blocks, length)
-    _check_max_model_len(memory, model.max_position)
+        least = f"{len(windows) + 1} are the least, one of them the null block"
+        raise ConfigError(source, num_blocks, f"gives no usable block: {least}")
+    length = config.max_model_len or fits
+    needed = request_blocks(length, windows, config)
+    memory = KVMemory(source, bytes_per_token, config.block_size, num_blocks, length, windows, needed)
+    _check_max_model_len(memory, model.max_position, fits)
     return memory
 
 
@@ -89,18 +102,17 @@ def free_memory(device: str) -> int:
     return psutil.virtual_memory().available
 
 
-def _check_max_model_len(memory: KVMemory, max_position: int) -> None:
+def _check_max_model_len(memory: KVMemory, max_position: int, fits: int) -> None:
     """One request of full length must fit, or it could never finish: preempting others frees only what they hold."""
-    length, size = memory.max_model_len, memory.block_size
+    length, needed = memory.max_model_len, memory.blocks_per_request
     if length > max_position:
         raise ConfigError("max_model_len", length, f"the model was made for at most {max_position:,} positions")
-    needed = -(-length // size)
     if needed > memory.usable_blocks:
         needed_bytes = (needed + 1) * memory.block_bytes
         raise ConfigError(
             "max_model_len",
             length,
-            f"one such request needs {needed:,} blocks of {size} tokens, but {memory.source} gives "
-            f"{memory.num_blocks:,} of which block 0 is the null block; set max_model_len to at most {memory.tokens:,}, "
+            f"one such request needs {needed:,} blocks of {memory.block_size} tokens, but {memory.source} gives "
+            f"{memory.num_blocks:,} of which block 0 is the null block; set max_model_len to at most {fits:,}, "
             f"num_kv_blocks to at least {needed + 1:,}, or kv_cache_memory to {needed_bytes:,} bytes",
         )

@@ -9,8 +9,9 @@ from minivllm_kernels import cpu
 from torch import Tensor
 
 from minivllm.config import EngineConfig
+from minivllm.kv.hybrid import LayerGroup, Windows, form_groups
 from minivllm.models import layers
-from minivllm.models.decoder import Decoder, resolve_device
+from minivllm.models.decoder import Attention, Decoder, resolve_device
 from minivllm.plan import StepPlan
 from minivllm.runner.attention import BACKENDS, pick_backend
 from minivllm.runner.host import keep_freed_memory
@@ -38,7 +39,10 @@ class ModelRunner:
             keep_freed_memory()
         self.model = model
         self.block_size = config.block_size
-        self.cache = KVCache(model.config, num_blocks, config.block_size, model.dtype, model.device)
+        groups = form_groups(model.config.windows, config.hybrid)
+        self.views, self.places = layer_views(model.config.windows, groups)
+        num_pages = max(len(group.layers) for group in groups)
+        self.cache = KVCache(model.config, num_blocks, config.block_size, model.dtype, model.device, num_pages)
         self.backend = pick_backend(config.attention_backend, model)
         self.attention = BACKENDS[self.backend](self.cache)
         self.ops: layers.LayerOps = cpu if self.backend == "cpp" else layers
@@ -47,14 +51,37 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run the plan's rows. The plan must have at least one row."""
         self.cache.copy_blocks(plan.copies)
-        batch = build_input_batch(plan, self.block_size, self.model.device)
-        hidden = self.model.forward(batch.token_ids, batch.positions, self.attention.prepare(batch), self.ops)
+        batches = [build_input_batch(plan, self.block_size, self.model.device, *view) for view in self.views]
+        batch = batches[0]
+        hidden = self.model.forward(batch.token_ids, batch.positions, self._attention(batches), self.ops)
         logits = self.model.logits(hidden.index_select(0, batch.logits_indices))
         return StepResult(logits, self._prompt_logits(hidden, batch))
+
+    def _attention(self, batches: list[InputBatch]) -> Attention:
+        """What the decoder calls: each layer attends in its own view of the step, on its own page of the blocks."""
+        attends = [self.attention.prepare(batch) for batch in batches]
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            view, page = self.places[layer]
+            return attends[view](page, q, k, v)
+
+        return attend if len(attends) > 1 else attends[0]
 
     def _prompt_logits(self, hidden: Tensor, batch: InputBatch) -> dict[int, Tensor]:
         spans = {row: slice(*batch.query_starts[row : row + 2]) for row in batch.prompt_rows}
         return {row: self.model.logits(hidden[span]) for row, span in spans.items()}
+
+
+View = tuple[int, int | None]
+"""Layer group and window: what the layers of a model differ in. With `hybrid` off, one group has layers of both kinds."""
+
+
+def layer_views(windows: Windows, groups: list[LayerGroup]) -> tuple[list[View], list[tuple[int, int]]]:
+    """The distinct views of a model's layers; and for each layer which view it has, and which page within its group."""
+    pages = {layer: (g, page) for g, group in enumerate(groups) for page, layer in enumerate(group.layers)}
+    own = [(pages[layer][0], window) for layer, window in enumerate(windows)]
+    views = list(dict.fromkeys(own))
+    return views, [(views.index(view), pages[layer][1]) for layer, view in enumerate(own)]
 
 
 def default_dtype(device: str | torch.device = "auto") -> torch.dtype:

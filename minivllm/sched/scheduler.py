@@ -12,7 +12,7 @@ preemption, because its sequences share blocks that only exist while they are to
 Beams are sequences of one request that step together: all of them run their last token in the same step, or none does,
 because the next tokens are chosen among the candidates of all. What was chosen comes back as (parent, token) pairs:
 `update` prunes beams without a child and forks those with several. Which tokens are chosen is `sample/beam.py`'s matter.
-The leading engine has no beams in its scheduler: its front end sends one-token requests (`beam_search_client`).
+The leading engine has no beams in its scheduler: its front end sends one-token requests (`tests/beam_client.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from minivllm.config import ConfigError, EngineConfig, RequestError
-from minivllm.kv.manager import KVCacheManager
+from minivllm.kv.hybrid import ONE_GROUP, Windows, longest_request, make_manager, request_blocks
 from minivllm.plan import EventKind, Row, StepPlan
 from minivllm.request import FinishReason, Request, SampledToken, Sequence, Status
 from minivllm.sched.async_sched import InFlight, is_stale
@@ -43,7 +43,8 @@ class Step:
 class Scheduler:
     """Hands out one token budget a step over running and waiting requests.
 
-    `num_blocks` counts the null block; `max_model_len` is in tokens, prompt and output together.
+    `num_blocks` counts the null block; `max_model_len` is in tokens, prompt and output together; `windows` has the
+    attention window of each layer group (`kv/hybrid.py`).
     """
 
     def __init__(
@@ -53,12 +54,14 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: Iterable[int] = (),
         recorder: Recorder | None = None,
+        windows: Windows = ONE_GROUP,
     ) -> None:
         self.config = config
+        self.windows = windows
         self.max_model_len = max_model_len
         self.eos_token_ids = frozenset(eos_token_ids)
         self.recorder = recorder or Recorder()
-        self.kv = KVCacheManager(config, num_blocks, self.recorder.emit)
+        self.kv = make_manager(config, num_blocks, windows, self.recorder.emit)
         self.in_flight = InFlight(config, self.kv, self.recorder.emit)
         self.waiting = make_queue(config.policy)
         self.running: list[Request] = []
@@ -68,13 +71,14 @@ class Scheduler:
         self._check_config()
 
     def _check_config(self) -> None:
-        needed, usable = self.kv.blocks_for(self.max_model_len), self.kv.pool.num_usable
+        needed, usable = request_blocks(self.max_model_len, self.windows, self.config), self.kv.pool.num_usable
         if needed > usable:
             raise ConfigError(
                 "num_kv_blocks",
                 usable + 1,
                 f"one request of max_model_len={self.max_model_len} needs {needed} blocks of {self.config.block_size} tokens,"
-                f" {usable} are usable; give more memory or set max_model_len to at most {usable * self.config.block_size}",
+                f" {usable} are usable; give more memory or set max_model_len to at most"
+                f" {longest_request(usable, self.windows, self.config, self.max_model_len)}",
             )
         if not self.config.enable_chunked_prefill and self.config.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(
@@ -164,6 +168,7 @@ class Scheduler:
         self._schedule_running(step)
         if not step.short:
             self._schedule_waiting(step)
+        self.kv.add_tables(step.plan.rows)
         for row in step.plan.rows:
             self.recorder.emit(
                 EventKind.SCHEDULED,

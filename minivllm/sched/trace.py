@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from minivllm.config import EngineConfig, MinivllmError
+from minivllm.kv.hybrid import ONE_GROUP, Windows
 from minivllm.plan import EventKind, RequestSpec, TraceEvent
 from minivllm.request import BeamParams, GuidedJson, Request, SampledToken, SamplingParams
 from minivllm.sched.async_sched import is_stale
@@ -33,6 +34,7 @@ class TraceHeader:
     num_blocks: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    windows: Windows = ONE_GROUP
 
 
 class Recorder:
@@ -109,9 +111,8 @@ def read_trace(path: str | Path) -> tuple[TraceHeader, list[TraceEvent]]:
     number = 1
     try:
         head = json.loads(lines[0])
-        header = TraceHeader(
-            EngineConfig(**head["config"]), head["num_blocks"], head["max_model_len"], tuple(head["eos_token_ids"])
-        )
+        eos, windows = tuple(head["eos_token_ids"]), tuple(head["windows"])
+        header = TraceHeader(EngineConfig(**head["config"]), head["num_blocks"], head["max_model_len"], eos, windows)
         events = []
         for number, line in enumerate(lines[1:], 2):  # noqa: B007
             events.append(load_event(line))
@@ -128,7 +129,9 @@ def replay(header: TraceHeader, events: Iterable[TraceEvent]) -> Iterator[Schedu
     from minivllm.sched.scheduler import Scheduler
 
     recorder = Recorder(keep=None)
-    scheduler = Scheduler(header.config, header.num_blocks, header.max_model_len, header.eos_token_ids, recorder)
+    scheduler = Scheduler(
+        header.config, header.num_blocks, header.max_model_len, header.eos_token_ids, recorder, header.windows
+    )
     for step, recorded in _by_step(events):
         recorder.events.clear()
         if step:

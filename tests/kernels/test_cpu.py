@@ -95,14 +95,15 @@ def slots_of(table: torch.Tensor, length: int, block_size: int) -> torch.Tensor:
 
 @needs_kernels
 class TestAttention:
-    @given(paged())
-    def test_decodes_read_their_own_slots_in_place(self, case):
+    @given(paged(), st.none() | st.integers(1, 80))
+    def test_decodes_read_their_own_slots_in_place(self, case, window):
         cache, tables, lengths, block_size, q = case
         before = cache.clone()
         out, tokens = torch.full_like(q, torch.nan), torch.arange(len(lengths)).flip(0)
-        cpu.paged_decode(q, cache, tokens, tables, torch.tensor(lengths), block_size, out)
+        cpu.paged_decode(q, cache, tokens, tables, torch.tensor(lengths), block_size, out, window)
         for row, length in enumerate(lengths):
-            keys, values = cache[:, slots_of(tables[row], length, block_size)].transpose(0, 1).chunk(2, 1)
+            slots = slots_of(tables[row], length, block_size)[-(window or length) :]
+            keys, values = cache[:, slots].transpose(0, 1).chunk(2, 1)
             close(out[tokens[row]], attend_one(q[tokens[row]], keys, values).to(q.dtype))
         assert torch.equal(cache.nan_to_num(), before.nan_to_num())
 

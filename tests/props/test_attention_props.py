@@ -1,4 +1,7 @@
-"""Paged attention: the fast backend gives the reference's numbers, and only a row's own slots are ever read."""
+"""Paged attention: the fast backend gives the reference's numbers, and only a row's own slots are ever read.
+
+Behind a window, only slots that it reaches: all others, those of the null block first of all, are NaN.
+"""
 
 import math
 from dataclasses import dataclass
@@ -25,6 +28,7 @@ class Step:
     num_blocks: int
     plan: StepPlan
     seed: int
+    window: int | None = None
 
     def run(self, backend: str) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self.seed)
@@ -35,13 +39,36 @@ class Step:
         cache = KVCache(self.model, self.num_blocks, self.block_size, torch.float32)
         cache.layers[0].fill_(math.nan)
         for row in self.plan.rows:
-            for position in range(row.start):
+            for position in range(self.first_seen(row), row.start):
                 slot = row.block_ids[position // self.block_size] * self.block_size + position % self.block_size
                 cache.layers[0][:, slot] = draw(*cache.layers[0][:, slot].shape)
         tokens, dim = self.plan.num_tokens, self.model.head_dim
         q, kv = draw(tokens, self.model.num_heads, dim), draw(tokens, 2 * self.model.num_kv_heads, dim)
-        batch = build_input_batch(self.plan, self.block_size)
+        batch = build_input_batch(self.plan, self.block_size, window=self.window)
+        self.batch, self.cache, self.q = batch, cache, q
         return make_attention(backend, cache).prepare(batch)(0, q, *kv.chunk(2, 1))
+
+    def first_seen(self, row: Row) -> int:
+        """The first position of the first block that the row's window reaches; all before it is gone."""
+        if self.window is None:
+            return 0
+        return max(row.start - self.window + 1, 0) // self.block_size * self.block_size
+
+    def dense(self) -> torch.Tensor:
+        """Masked attention over the whole text of each row of the latest run, where what is gone counts for nothing."""
+        outputs = []
+        for row, begin, end in zip(self.plan.rows, self.batch.query_starts, self.batch.query_starts[1:], strict=False):
+            slots = [
+                row.block_ids[p // self.block_size] * self.block_size + p % self.block_size for p in range(row.stop)
+            ]
+            k, v = self.cache.layers[0][:, slots].nan_to_num().chunk(2)
+            repeat = self.model.num_heads // self.model.num_kv_heads
+            distance = torch.arange(row.start, row.stop)[:, None] - torch.arange(row.stop)
+            seen = (distance >= 0) & (distance < (self.window or row.stop))
+            scores = self.q[begin:end].transpose(0, 1) @ k.repeat_interleave(repeat, 0).transpose(1, 2) / 2
+            weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+            outputs.append((weights @ v.repeat_interleave(repeat, 0)).transpose(0, 1))
+        return torch.cat(outputs)
 
 
 @st.composite
@@ -74,8 +101,19 @@ def test_torch_backend_equals_reference_and_never_reads_a_foreign_slot(step):
     torch.testing.assert_close(step.run("torch"), expected, rtol=1e-5, atol=1e-5)
 
 
-@given(steps(), st.integers(1, 7), st.integers(1, 5))
-def test_result_does_not_depend_on_query_chunks_and_padding(step, chunk, length_step):
+@given(steps(), st.one_of(st.none(), st.integers(1, 30)))
+def test_attention_from_what_is_left_equals_dense_windowed_attention(step, window):
+    step.window = window
+    for row in step.plan.rows:
+        gone = step.first_seen(row) // step.block_size
+        row.block_ids = [0] * gone + row.block_ids[gone:]
+    for backend in ("reference", "torch"):
+        torch.testing.assert_close(step.run(backend), step.dense(), rtol=1e-5, atol=1e-5)
+
+
+@given(steps(), st.integers(1, 7), st.integers(1, 5), st.one_of(st.none(), st.integers(1, 30)))
+def test_result_does_not_depend_on_query_chunks_and_padding(step, chunk, length_step, window):
+    step.window = window
     expected = step.run("torch")
     before = attention.QUERY_CHUNK, attention.LENGTH_STEP
     attention.QUERY_CHUNK, attention.LENGTH_STEP = chunk, length_step

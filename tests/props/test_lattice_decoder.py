@@ -18,7 +18,6 @@ MODEL = ModelConfig(
     "llama", vocab_size=VOCAB, hidden_size=24, intermediate_size=32, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=4,
     max_position=64,
 )  # fmt: skip
-WEIGHTS = random_weights(MODEL, std=0.5, dtype=torch.float64, seed=3)
 GAP = 1e-6
 CELLS = [c for c in cells() if c.max_model_len == LENGTH and c.policy == "fcfs" and not refused(c)]
 
@@ -31,24 +30,31 @@ def pick(logits, index):
 
 
 @cache
-def expected():
+def weights_of(model: ModelConfig):
+    return random_weights(model, std=0.5, dtype=torch.float64, seed=3)
+
+
+@cache
+def expected(model: ModelConfig = MODEL):
     """What the plain cache-free decoder says to the workload."""
     said = {}
     for request in workload(LENGTH, VOCAB, EOS):
         for sequence in request.sequences:
             tokens = list(request.prompt_token_ids)
             while len(tokens) < len(request.prompt_token_ids) + request.max_tokens:
-                tokens.append(pick(reference_logits(MODEL, WEIGHTS, torch.tensor(tokens))[-1], sequence.index))
+                tokens.append(
+                    pick(reference_logits(model, weights_of(model), torch.tensor(tokens))[-1], sequence.index)
+                )
                 if tokens[-1] == EOS and not request.params.ignore_eos:
                     break
             said[request.id, sequence.index] = tokens[len(request.prompt_token_ids) :]
     return said
 
 
-def say(cell: Cell, spoil=lambda runner: None, prove=prove):
+def say(cell: Cell, model: ModelConfig = MODEL, spoil=lambda runner: None, prove=prove):
     requests = workload(LENGTH, VOCAB, EOS)
     scheduler = make_scheduler(cell, requests, EOS)
-    decoder = Decoder(MODEL, WEIGHTS, dtype=torch.float64, device="cpu")
+    decoder = Decoder(model, weights_of(model), dtype=torch.float64, device="cpu")
     runner = ModelRunner(decoder, cell.config, num_blocks(cell, requests))
     spoil(runner)
 

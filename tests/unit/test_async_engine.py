@@ -10,10 +10,10 @@ from minivllm.config import EngineConfig, ModelConfig
 from minivllm.engine.startup import build_engine
 from minivllm.llm import LLM
 from minivllm.models.decoder import Decoder
-from minivllm.models.tokenizer import ByteTokenizer
 from minivllm.plan import EventKind
 from minivllm.request import BeamParams, FinishReason, GuidedRegex, SamplingParams
 from minivllm.sched.trace import read_trace, replay
+from tests.byte_tokenizer import ByteTokenizer
 from tests.random_weights import random_weights
 
 MODEL = ModelConfig(

@@ -71,12 +71,46 @@ def test_other_rope_scalings_are_refused_by_name(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("attention_bias", True), ("mlp_bias", True), ("hidden_act", "gelu"), ("use_sliding_window", True),
+    [("attention_bias", True), ("mlp_bias", True), ("hidden_act", "gelu"),
      ("partial_rotary_factor", 0.5), ("quantization_config", {"quant_method": "gptq"})],
 )  # fmt: skip
 def test_settings_that_change_the_arithmetic_are_refused(tmp_path, key, value):
     with pytest.raises(ModelError, match=f"{key}=.* is not supported"):
         config_of(folder(tmp_path, **{key: value}))
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"layer_types": [SLIDING, FULL], "sliding_window": 8}, (8, None)),
+        ({"layer_types": [FULL, FULL], "sliding_window": 8}, (None, None)),
+        ({"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 8}, (None, 8)),
+        ({"use_sliding_window": True, "max_window_layers": 2, "sliding_window": 8}, (None, None)),
+        ({"use_sliding_window": False, "max_window_layers": 1, "sliding_window": 8}, (None, None)),
+        ({"sliding_window": 8}, (None, None)),
+    ],
+)
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_windows_are_those_that_the_configuration_gives_its_layers(tmp_path, architecture, changes, windows):
+    assert config_of(folder(tmp_path, architecture, **changes)).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": [SLIDING, "chunked_attention"]}, "layer type chunked_attention is not supported"),
+        ({"layer_types": [SLIDING, FULL]}, "sliding_window=None: sliding layers need a window"),
+        ({"layer_types": [SLIDING, FULL], "sliding_window": 8, "use_sliding_window": False}, "need a window"),
+        ({"layer_types": [SLIDING], "sliding_window": 8}, "must name num_layers=2 kinds"),
+        ({"use_sliding_window": True, "sliding_window": 8}, "max_window_layers is missing"),
+    ],
+)
+def test_windows_that_make_no_sense_are_refused(tmp_path, changes, message):
+    with pytest.raises(ModelError, match=message):
+        config_of(folder(tmp_path, **changes))
 
 
 def test_another_architecture_is_refused_by_name(tmp_path):

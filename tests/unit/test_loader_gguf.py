@@ -277,6 +277,15 @@ def test_an_unsupported_tensor_type_is_refused_by_name(tmp_path):
         read_gguf(path)
 
 
+def test_sliding_windows_are_refused(tmp_path):
+    config = tiny_config()
+    path = write_gguf(
+        tmp_path / "m.gguf", config, random_weights(config), extra={"llama.attention.sliding_window": 4096}
+    )
+    with pytest.raises(ModelError, match="sliding windows"):
+        config_of(path)
+
+
 def test_mixtures_of_experts_are_refused(tmp_path):
     config = tiny_config()
     path = write_gguf(tmp_path / "m.gguf", config, random_weights(config), extra={"llama.expert_count": 8})

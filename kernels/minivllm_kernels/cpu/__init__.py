@@ -39,7 +39,7 @@ SIGNATURES = {
     "gated_silu": (P, P, N, N),
     "rotate": (P, P, P, P, N, N, N, N),
     "store_kv": (P, P, P, P, N, N, N, N, N, N),
-    "paged_decode": (P, P, P, P, P, P, N, N, N, N, N, N, N, N, F),
+    "paged_decode": (P, P, P, P, P, P, N, N, N, N, N, N, N, N, N, F),
 }
 
 
@@ -140,12 +140,19 @@ def store_kv(k: Tensor, v: Tensor, slots: Tensor, cache: Tensor) -> None:
 
 
 def paged_decode(
-    q: Tensor, cache: Tensor, tokens: Tensor, tables: Tensor, lengths: Tensor, block_size: int, out: Tensor
+    q: Tensor,
+    cache: Tensor,
+    tokens: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    block_size: int,
+    out: Tensor,
+    window: int | None = None,
 ) -> None:
     """Attention of B rows of one token each, over K and V where the cache has them.
 
     Row r is token tokens[r] of q and out [T, H, D]; it attends to its first lengths[r] >= 1 slots, which block table
-    tables[r] lists. `tokens` and `lengths` int64 [B], `tables` int64 [B, M], `cache` [2 * Hkv, S, D], the K heads first.
+    tables[r] lists, or to the last `window` of them. `tokens` and `lengths` int64 [B], `tables` int64 [B, M], `cache` [2 * Hkv, S, D], the K heads first.
     Tables and lengths are trusted. Dao et al., "FlashAttention", 2022, without tiles: a row's scores fit the CPU's cache.
     """
     total, heads, dim = q.shape
@@ -161,5 +168,15 @@ def paged_decode(
     if dim % VECTOR or dim > MAX_HEAD_DIM:
         raise ValueError(f"q: its head size {dim} must be a multiple of {VECTOR} up to {MAX_HEAD_DIM}")
     pointers = [x.data_ptr() for x in (q, cache, tokens, tables, lengths, out)]
-    sizes = (rows, heads, planes // 2, dim, slots, block_size, tables.shape[1], stride)
+    sizes = (
+        rows,
+        heads,
+        planes // 2,
+        dim,
+        slots,
+        block_size,
+        tables.shape[1],
+        stride,
+        slots if window is None else window,
+    )
     function("paged_decode", cache.dtype)(*pointers, *sizes, dim**-0.5)

@@ -165,19 +165,20 @@ void store_kv(const T* k, const T* v, const int64_t* slots, T* cache, int64_t to
     }
 }
 
-// One query over `length` slots, which the block table finds. PAIRS * 32 is the head's size where it is known when this
+// One query over slots begin .. length - 1, which the block table finds. PAIRS * 32 is the head's size where it is known when this
 // is compiled; 0 means `dim`.
 template <typename T, int PAIRS>
-void attend(const T* q, const T* keys, const T* values, const int64_t* table, T* out, int64_t length, int64_t dim,
-            int64_t block_size, float scale, float* scores) {
+void attend(const T* q, const T* keys, const T* values, const int64_t* table, T* out, int64_t begin, int64_t length,
+            int64_t dim, int64_t block_size, float scale, float* scores) {
   const int64_t pairs = PAIRS ? PAIRS : dim / (2 * LANES);
   const int64_t size = pairs * 2 * LANES;
   Pair part[PAIRS ? PAIRS : MAX_DIM / (2 * LANES)];
   for (int64_t i = 0; i < pairs; i++) part[i] = load(q + i * 2 * LANES);
   float largest = -INFINITY;
-  for (int64_t block = 0, first = 0; first < length; block++, first += block_size) {
-    const T* key = keys + table[block] * block_size * size;
-    for (int64_t slot = first; slot < std::min(first + block_size, length); slot++, key += size) {
+  for (int64_t slot = begin, end; slot < length; slot = end) {
+    const T* key = keys + (table[slot / block_size] * block_size + slot % block_size) * size;
+    end = std::min((slot / block_size + 1) * block_size, length);
+    for (; slot < end; slot++, key += size) {
       floats products = {};
       for (int64_t i = 0; i < pairs; i++) {
         Pair k = load(key + i * 2 * LANES);
@@ -188,8 +189,8 @@ void attend(const T* q, const T* keys, const T* values, const int64_t* table, T*
     }
   }
   floats totals = {};
-  for (int64_t slot = length; slot % LANES; slot++) scores[slot] = -INFINITY;  // the scores' memory has room for them
-  for (int64_t slot = 0; slot < length; slot += LANES) {
+  for (int64_t slot = length; slot < length + LANES; slot++) scores[slot] = -INFINITY;  // whole vectors may read on
+  for (int64_t slot = begin; slot < length; slot += LANES) {
     floats weights = exponential(read<floats>(scores + slot) - largest);
     std::memcpy(scores + slot, &weights, sizeof weights);
     totals += weights;
@@ -197,9 +198,10 @@ void attend(const T* q, const T* keys, const T* values, const int64_t* table, T*
   const float total = sum(totals);
 
   for (int64_t i = 0; i < pairs; i++) part[i] = Pair{};
-  for (int64_t block = 0, first = 0; first < length; block++, first += block_size) {
-    const T* value = values + table[block] * block_size * size;
-    for (int64_t slot = first; slot < std::min(first + block_size, length); slot++, value += size)
+  for (int64_t slot = begin, end; slot < length; slot = end) {
+    const T* value = values + (table[slot / block_size] * block_size + slot % block_size) * size;
+    end = std::min((slot / block_size + 1) * block_size, length);
+    for (; slot < end; slot++, value += size)
       for (int64_t i = 0; i < pairs; i++) {
         Pair v = load(value + i * 2 * LANES);
         part[i].even += scores[slot] * v.even;
@@ -210,12 +212,12 @@ void attend(const T* q, const T* keys, const T* values, const int64_t* table, T*
 }
 
 // Attention of rows of one token: token tokens[row] of q and out [T, heads, dim] over the lengths[row] slots that
-// tables[row] lists, in cache [2 * kv_heads, num_slots, dim], read where they are. q has `stride` elements from token to
-// token.
+// tables[row] lists, or the last `window` of them, in cache [2 * kv_heads, num_slots, dim], read where they are. q has
+// `stride` elements from token to token.
 template <typename T, int PAIRS>
 void paged_decode(const T* q, const T* cache, const int64_t* tokens, const int64_t* tables, const int64_t* lengths,
                   T* out, int64_t rows, int64_t heads, int64_t kv_heads, int64_t dim, int64_t num_slots,
-                  int64_t block_size, int64_t table_size, int64_t stride, float scale) {
+                  int64_t block_size, int64_t table_size, int64_t stride, int64_t window, float scale) {
   const int64_t group = heads / kv_heads, plane = num_slots * dim;
 #pragma omp parallel if (rows * kv_heads > 1)
   {
@@ -225,10 +227,11 @@ void paged_decode(const T* q, const T* cache, const int64_t* tokens, const int64
       int64_t row = task / kv_heads, head = task % kv_heads;
       const T* queries = q + tokens[row] * stride + head * group * dim;
       T* to = out + (tokens[row] * heads + head * group) * dim;
-      scores.resize(lengths[row] + LANES);
+      int64_t length = lengths[row], begin = std::max<int64_t>(length - window, 0);
+      scores.resize(length + LANES);
       for (int64_t i = 0; i < group * dim; i += dim)
         attend<T, PAIRS>(queries + i, cache + head * plane, cache + (kv_heads + head) * plane, tables + row * table_size,
-                         to + i, lengths[row], dim, block_size, scale, scores.data());
+                         to + i, begin, length, dim, block_size, scale, scores.data());
     }
   }
 }
@@ -255,10 +258,10 @@ void paged_decode(const T* q, const T* cache, const int64_t* tokens, const int64
   extern "C" void paged_decode_##T(const T* q, const T* cache, const int64_t* tokens, const int64_t* tables,          \
                                    const int64_t* lengths, T* out, int64_t rows, int64_t heads, int64_t kv_heads,     \
                                    int64_t dim, int64_t num_slots, int64_t block_size, int64_t table_size,            \
-                                   int64_t stride, float scale) {                                                     \
+                                   int64_t stride, int64_t window, float scale) {                                     \
     auto run = dim == 64 ? paged_decode<T, 2> : dim == 128 ? paged_decode<T, 4> : paged_decode<T, 0>;                 \
     run(q, cache, tokens, tables, lengths, out, rows, heads, kv_heads, dim, num_slots, block_size, table_size,        \
-        stride, scale);                                                                                               \
+        stride, window, scale);                                                                                       \
   }
 
 EXPORT(float)
