@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from minivllm_kernels import cpu
 
 from minivllm.config import ModelConfig
 from minivllm.plan import Row, StepPlan
@@ -19,6 +18,7 @@ from minivllm.runner import attention
 from minivllm.runner.attention import BACKENDS, bucket_by_length
 from minivllm.runner.input_batch import build_input_batch
 from minivllm.runner.kv_cache import KVCache
+from minivllm_kernels import cpu
 
 
 @dataclass
