@@ -132,7 +132,8 @@ def build_engine(
     `memory` is the device as it was before the decoder was loaded and what that took (None: as it is now); `phases` are
     those so far.
     """
-    phases, memory = phases or Phases(decoder.device), memory or read_memory(decoder.device)
+    phases = Phases(decoder.device) if phases is None else phases
+    memory = memory or read_memory(decoder.device)
     if config.memory_utilization is not None and memory.activation_bytes is None:
         with phases("profile run"):
             memory = replace(memory, activation_bytes=profile_step(decoder, config))

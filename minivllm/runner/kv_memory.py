@@ -72,8 +72,8 @@ def plan_kv_memory(
     source, num_blocks = _count_blocks(config, bytes_per_token * config.block_size, memory)
     fits = longest_request(num_blocks - 1, windows, config, model.max_position)
     if fits < 1:
-        least = f"{len(windows) + 1} are the least, one of them the null block"
-        raise ConfigError(source, num_blocks, f"gives no usable block: {least}")
+        least = f"{len(windows) + 1} are the least, one of them the null block, and it makes {num_blocks}"
+        raise ConfigError(source, getattr(config, source), f"gives no usable block: {least}")
     length = fits if config.max_model_len == "auto" else config.max_model_len
     needed = request_blocks(length, windows, config)
     planned = KVMemory(source, bytes_per_token, config.block_size, num_blocks, length, windows, needed)
