@@ -6,8 +6,8 @@ from typer.testing import CliRunner, Result
 from minivllm.calc.budget import Budget, find_device, find_shape
 from minivllm.calc.hw import GIB, H100, L4
 from minivllm.calc.models import LLAMA_3_8B, LLAMA_3_70B
-from minivllm.config import ConfigError
 from minivllm.cli.app import app
+from minivllm.config import ConfigError
 
 ASKED = ("plan", "--model", "llama-3-70b", "--gpu", "h100", "--tp", "2")
 

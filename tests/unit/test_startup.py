@@ -1,5 +1,6 @@
 """Start-up: its phases, and the three ways in which memory can be too small, on devices that are made up."""
 
+import itertools
 import logging
 
 import pytest
@@ -127,9 +128,8 @@ def test_a_model_from_disk_starts_in_these_phases(tmp_path):
 
 def test_loading_is_measured_as_growth_unless_the_device_is_made_up(tmp_path, monkeypatch):
     path = write_tiny_model(tmp_path)
-    monkeypatch.setattr(
-        "minivllm.engine.startup.held_bytes", lambda device, held=iter(range(0, 10**6, 1000)): next(held)
-    )
+    held = itertools.count(0, 1000)
+    monkeypatch.setattr("minivllm.engine.startup.held_bytes", lambda device: next(held))
     shared = EngineConfig(memory_utilization=1.0, device="cpu")
     measured = start_engine(path, shared, DeviceMemory(MIB, activation_bytes=0)).kv_memory
     assert measured.num_blocks == (MIB - 4000) // measured.block_bytes
