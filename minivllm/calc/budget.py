@@ -11,7 +11,6 @@ from typing import Literal, TypeVar
 from minivllm.calc.hw import DEVICES, GIB, Device
 from minivllm.calc.memory import block_bytes, blocks_for
 from minivllm.calc.models import SHAPES, Shape
-from minivllm.config import ConfigError, at_least
 
 # What an H100 was seen to take beside weights and KV, with steps of 8,192 tokens and up to 1,024 sequences.
 ACTIVATION_BYTES, GRAPH_BYTES, OTHER_BYTES = round(1.5 * GIB), round(0.6 * GIB), round(0.9 * GIB)
@@ -21,16 +20,16 @@ ACTIVATION_BYTES, GRAPH_BYTES, OTHER_BYTES = round(1.5 * GIB), round(0.6 * GIB),
 class Budget:
     """What each of `tp` equal GPUs holds, in bytes, and what that leaves for KV. Weights and KV heads are split.
 
-    `utilization` is the share of the GPU that the engine may take. `activation_bytes` is the peak of a step, `graph_bytes`
+    `memory_utilization` is the share of the GPU that the engine may take. `activation_bytes` is the peak of a step, `graph_bytes`
     are those of CUDA graphs, `other_bytes` those of the CUDA context and communication buffers. Every layer is counted as
-    if it attended to everything: a model with sliding windows needs less KV. Raises `ConfigError` for values out of range.
+    if it attended to everything: a model with sliding windows needs less KV. Raises `ValueError` for values out of range.
     """
 
     shape: Shape
     device: Device
     max_model_len: int | Literal["auto"] = "auto"
     tp: int = 1
-    utilization: float = 0.92
+    memory_utilization: float = 0.92
     block_size: int = 16
     weight_bits: int = 16
     kv_bits: int = 16
@@ -39,15 +38,14 @@ class Budget:
     other_bytes: int = OTHER_BYTES
 
     def __post_init__(self) -> None:
-        for field in ("tp", "block_size", "weight_bits"):
-            at_least(field, getattr(self, field), 1)
-        if self.max_model_len != "auto":
-            at_least("max_model_len", self.max_model_len, 1)
+        for field in ("tp", "block_size", "weight_bits", "max_model_len"):
+            if (value := getattr(self, field)) != "auto" and value < 1:
+                raise ValueError(f"{field}={value}: must be at least 1")
         if self.kv_bits not in (8, 16):
-            raise ConfigError("kv_bits", self.kv_bits, "must be 8 or 16")
-        if not 0 < self.utilization <= 1:
-            raise ConfigError("utilization", self.utilization, "must be in (0, 1], a share of the GPU")
-        self.block_bytes  # noqa: B018  raises where tp doesn't suit the heads
+            raise ValueError(f"kv_bits={self.kv_bits}: must be 8 or 16")
+        if not 0 < self.memory_utilization <= 1:
+            raise ValueError(f"memory_utilization={self.memory_utilization}: must be in (0, 1], a share of the GPU")
+        block_bytes(self.shape, self.block_size, self.tp)  # raises where tp doesn't suit the KV heads
 
     @property
     def total_bytes(self) -> int:
@@ -56,7 +54,7 @@ class Budget:
 
     @property
     def requested_bytes(self) -> int:
-        return math.ceil(self.total_bytes * self.utilization)
+        return math.ceil(self.total_bytes * self.memory_utilization)
 
     @property
     def weight_bytes(self) -> int:
@@ -107,7 +105,7 @@ Entry = TypeVar("Entry", Shape, Device)
 
 
 def find_shape(name: str) -> Shape:
-    """The model of `SHAPES` that is meant. Raises `ConfigError` with the known names unless it's exactly one."""
+    """The model of `SHAPES` that is meant. Raises `ValueError` with the known names unless it's exactly one."""
     return _find("model", name, SHAPES)
 
 
@@ -123,7 +121,7 @@ def _find(field: str, name: str, entries: Iterable[Entry]) -> Entry:
     if _slug(name) in named:
         return named[_slug(name)]
     if len(meant) != 1 or not _slug(name):
-        raise ConfigError(field, name, f"must be one of {', '.join(entry.name for entry in named.values())}")
+        raise ValueError(f"{field}={name!r}: must be one of {', '.join(entry.name for entry in named.values())}")
     return meant[0]
 
 

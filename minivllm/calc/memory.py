@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from minivllm.calc.models import Shape
-from minivllm.config import ConfigError
 
 
 def blocks_for(length: int, block_size: int) -> int:
@@ -66,11 +65,11 @@ def block_bytes(shape: Shape, block_size: int = 16, tp: int = 1, kv_element_byte
     """Bytes of one KV block on one GPU, all layers.
 
     Tensor parallelism over `tp` GPUs splits the KV heads; with more GPUs than KV heads every GPU still keeps one, so
-    that heads are stored several times. Raises `ConfigError` unless tp divides the number of KV heads or is a multiple.
+    that heads are stored several times. Raises `ValueError` unless tp divides the number of KV heads or is a multiple.
     """
     heads = shape.num_kv_heads
     if tp < 1 or (heads % tp and tp % heads):
-        raise ConfigError("tp", tp, f"must divide {heads} KV heads or be a multiple of them")
+        raise ValueError(f"tp={tp}: must divide {heads} KV heads or be a multiple of them")
     return block_size * 2 * shape.num_layers * max(1, heads // tp) * shape.head_dim * kv_element_bytes
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from minivllm.cli.flags import parse_length, parse_size
+from minivllm.config import MinivllmError
 
 if TYPE_CHECKING:
     from minivllm.calc.budget import Budget
@@ -39,17 +40,22 @@ def plan(
     """
     from minivllm.calc.budget import Budget, find_device, find_shape
 
-    budget = Budget(
-        find_shape(model),
-        find_device(gpu),
-        parse_length(max_model_len),
-        tp,
-        memory_utilization,
-        block_size,
-        weight_bits,
-        kv_bits,
-        *(parse_size(*size) for size in (("activations", activations), ("cuda_graphs", cuda_graphs), ("other", other))),
-    )
+    try:
+        budget = Budget(
+            find_shape(model),
+            find_device(gpu),
+            parse_length(max_model_len),
+            tp=tp,
+            memory_utilization=memory_utilization,
+            block_size=block_size,
+            weight_bits=weight_bits,
+            kv_bits=kv_bits,
+            activation_bytes=parse_size("activations", activations),
+            graph_bytes=parse_size("cuda_graphs", cuda_graphs),
+            other_bytes=parse_size("other", other),
+        )
+    except ValueError as error:
+        raise MinivllmError(str(error)) from error
     show(budget)
     if not budget.fits:
         raise typer.Exit(WOULD_NOT_START)
@@ -78,7 +84,7 @@ def budget_lines(budget: Budget) -> Iterator[tuple[str, str, str]]:
     known = budget.device.usable_bytes is not None
     label = f"{budget.device.memory_bytes / 1e9:.0f} GB on the label"
     yield "memory", gib(budget.total_bytes), label if known else f"by its label; {label}, less may be usable"
-    yield "may be taken", gib(budget.requested_bytes), f"{budget.utilization:.0%} of it"
+    yield "may be taken", gib(budget.requested_bytes), f"{budget.memory_utilization:.0%} of it"
     parts = f", one of {budget.tp} parts" if budget.tp > 1 else ""
     parameters = f"{budget.shape.parameters / 1e9:.2f} billion of {budget.weight_bits} bits{parts}"
     yield "- weights", gib(budget.weight_bytes), parameters

@@ -37,7 +37,6 @@ from minivllm.sched.scheduler import Scheduler
 from minivllm.sched.trace import Recorder, TraceHeader
 
 log = logging.getLogger(__name__)
-MB = 10**6
 
 
 class Phase(NamedTuple):
@@ -61,15 +60,11 @@ class Phases(list[Phase]):
             yield
         finally:
             self.append(Phase(name, self._clock() - began, held_bytes(self._device) - held))
-            log.info("start-up: %s took %.3f s and %+.1f MB", name, self[-1].seconds, self[-1].grown_bytes / MB)
-
-    @property
-    def grown_bytes(self) -> int:
-        """By how much the memory held has grown in all phases."""
-        return sum(phase.grown_bytes for phase in self)
+            log.info("start-up: %s took %.3f s and %+.1f MiB", name, self[-1].seconds, self[-1].grown_bytes / 2**20)
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in self)
+        """One line, without the phases that took no time to speak of."""
+        parts = ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in self if phase.seconds >= 0.01)
         return f"Started in {sum(phase.seconds for phase in self):.1f} s: {parts}."
 
 
@@ -100,14 +95,14 @@ def start_engine(model: str | Path | None, config: EngineConfig, memory: DeviceM
     check_free(memory, config)
     decoder, tokenizer = _load(model, config, phases)
     if memory.loaded_bytes is None:
-        memory = replace(memory, loaded_bytes=phases.grown_bytes)
+        memory = replace(memory, loaded_bytes=sum(phase.grown_bytes for phase in phases))
     return build_engine(decoder, tokenizer, config, memory, phases)
 
 
 def _load(model: str | Path | None, config: EngineConfig, phases: Phases) -> tuple[Decoder, Tokenizer]:
     with phases("resolve model"):
         path = resolve_model(None if model is None else os.fspath(model))
-    with phases("read configuration and tokenizer"):
+    with phases("config and tokenizer"):
         checkpoint = open_checkpoint(path)
         model_config, tokenizer = load_config(checkpoint), checkpoint.tokenizer()
     dtype = pick_dtype(config)

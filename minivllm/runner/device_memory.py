@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Event
 
 import psutil  # type: ignore[import-untyped]
 import torch
@@ -128,17 +129,16 @@ def profile_step(model: Decoder, config: EngineConfig) -> int:
 def watch_peak(device: torch.device) -> Iterator[list[int]]:
     """Sample `held_bytes` from a second thread while the block runs: large tensors are given back at once, so that
     looking afterwards would miss them. The first sample is from before the block, the last from after it."""
-    samples, over = [held_bytes(device)], threading.Event()
+    samples, over = [held_bytes(device)], Event()
 
     def watch() -> None:
         while not over.wait(SAMPLE_EVERY):
             samples.append(held_bytes(device))
 
-    thread = threading.Thread(target=watch, name="memory", daemon=True)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        over.set()
-        thread.join()
-        samples.append(held_bytes(device))
+    with ThreadPoolExecutor(1, "memory") as pool:
+        pool.submit(watch)
+        try:
+            yield samples
+        finally:
+            over.set()
+    samples.append(held_bytes(device))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
-from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
@@ -21,25 +20,19 @@ def keep_freed_memory() -> bool:
     at once, and the next layer pays for them anew: a page fault and 4 KiB of zeroing for every page, 200,000 times in a
     prompt of 2,048 tokens. Kept memory is at most what a step needs at its peak.
     """
-    mallopt = _from_libc("mallopt")
-    if mallopt is None:
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
         log.info("this C library has no mallopt: steps with many tokens pay for fresh memory in every layer")
         return False
     return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD) and mallopt(M_TRIM_THRESHOLD, NEVER_TRIM))
 
 
 def return_freed_memory() -> bool:
-    """Have malloc return freed memory to the kernel, once; True where that worked (glibc). After loading, it's as much
-    as the weights as they were read: they lie between tensors that live on, and stay resident otherwise."""
-    malloc_trim = _from_libc("malloc_trim")
-    return malloc_trim is not None and bool(malloc_trim(0))
-
-
-def _from_libc(name: str) -> Callable[..., int] | None:
-    """A function of glibc; None where that isn't the C library."""
+    """Have malloc return freed memory to the kernel, once; True if some was (glibc). After loading that is about as much as
+    the weights as they were read: freed, but between tensors that live on, so that they would stay resident."""
     if not sys.platform.startswith("linux"):
-        return None
-    try:
-        return getattr(ctypes.CDLL(None), name)
-    except (AttributeError, OSError):
-        return None
+        return False
+    return bool(getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)(0))
