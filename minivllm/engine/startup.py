@@ -25,7 +25,7 @@ from minivllm.models.decoder import Decoder, resolve_device
 from minivllm.models.fetch import resolve_model
 from minivllm.models.loader import load_config, load_weights, open_checkpoint
 from minivllm.models.tokenizer import Tokenizer
-from minivllm.runner.device_memory import DeviceMemory, check_free, held_bytes, profile_step, read_memory
+from minivllm.runner.device_memory import DeviceMemory, asked_share, check_free, held_bytes, profile_step, read_memory
 from minivllm.runner.host import return_freed_memory
 from minivllm.runner.kv_memory import KVMemory, plan_kv_memory
 from minivllm.runner.model_runner import ModelRunner, pick_dtype
@@ -89,6 +89,7 @@ def start_engine(model: str | Path | None, config: EngineConfig, memory: DeviceM
     read, and `ConfigError` if the configuration can't run it: the memory that it asks for isn't free, weights and a step
     leave nothing for KV, or one request of full length doesn't fit in what they leave.
     """
+    return_freed_memory()  # else what an engine before this one has freed would hide what loading takes
     device = resolve_device(config.device)
     phases = Phases(device)
     memory = memory or read_memory(device)
@@ -129,7 +130,7 @@ def build_engine(
     """
     phases = Phases(decoder.device) if phases is None else phases
     memory = memory or read_memory(decoder.device)
-    if config.memory_utilization is not None and memory.activation_bytes is None:
+    if asked_share(config) is not None and memory.activation_bytes is None:
         with phases("profile run"):
             memory = replace(memory, activation_bytes=profile_step(decoder, config))
     planned = plan_kv_memory(config, decoder.config, decoder.dtype, memory)

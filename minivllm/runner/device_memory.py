@@ -60,9 +60,15 @@ def read_memory(device: torch.device) -> DeviceMemory:
 # the budget of `memory_utilization`
 
 
+def asked_share(config: EngineConfig) -> float | None:
+    """`memory_utilization` where it decides: a size given for the KV cache wins over it, and then nothing is profiled."""
+    sized = config.num_kv_blocks is not None or config.kv_cache_memory is not None
+    return None if sized else config.memory_utilization
+
+
 def check_free(memory: DeviceMemory, config: EngineConfig) -> None:
     """What the engine may take must be free when it starts, or another program is in the way. Raises `ConfigError`."""
-    share, free = config.memory_utilization, memory.total_bytes - memory.used_bytes
+    share, free = asked_share(config), memory.total_bytes - memory.used_bytes
     if share is not None and math.ceil(memory.total_bytes * share) > free:
         raise ConfigError(
             "memory_utilization",
