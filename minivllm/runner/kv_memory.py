@@ -103,12 +103,14 @@ def _check_max_model_len(memory: KVMemory, max_position: int, fits: int) -> None
     if length > max_position:
         raise ConfigError("max_model_len", length, f"the model was made for at most {max_position:,} positions")
     if needed > memory.usable_blocks:
-        needed_bytes = (needed + 1) * memory.block_bytes
+        size, missing = memory.block_bytes, needed - memory.usable_blocks
+        more = f"num_kv_blocks to at least {needed + 1:,}, or kv_cache_memory to {(needed + 1) * size:,} bytes"
+        if memory.source == "memory_utilization":
+            more = f"or make room for {gib(missing * size)} more: a larger memory_utilization, a smaller model or dtype"
         raise ConfigError(
             "max_model_len",
             length,
-            f"one such request needs {needed:,} blocks of {memory.block_size} tokens, {gib(needed * memory.block_bytes)}, "
-            f"but {memory.source} gives {memory.num_blocks:,}, {gib(memory.num_blocks * memory.block_bytes)}, of which "
-            f"block 0 is the null block; set max_model_len to at most {fits:,}, num_kv_blocks to at least {needed + 1:,}, "
-            f"or kv_cache_memory to {needed_bytes:,} bytes",
+            f"one such request needs {needed:,} blocks of {memory.block_size} tokens, {gib(needed * size)}, but "
+            f"{memory.source} gives {memory.num_blocks:,}, {gib(memory.num_blocks * size)}, of which block 0 is the null "
+            f"block; set max_model_len to at most {fits:,}, {more}",
         )

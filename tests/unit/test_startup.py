@@ -67,7 +67,7 @@ def test_row_A25_a_request_of_full_length_does_not_fit_and_the_longest_that_does
         plan(H100, max_model_len=131_072)
     message = str(error.value)
     assert "needs 8,192 blocks of 16 tokens, 20.00 GiB, but memory_utilization gives 1,694, 4.14 GiB" in message
-    assert "set max_model_len to at most 27,088" in message
+    assert "set max_model_len to at most 27,088, or make room for 15.87 GiB more" in message
 
 
 def test_row_A25_auto_is_the_longest_and_16384_fits_1_65_times():
