@@ -141,8 +141,8 @@ class Device:
     def _catch_up(self) -> None:
         for plan in self.queue:
             self.drawn[plan.step] = self.execute(plan)
-            for group, tokens in zip(plan.groups, self.drawn[plan.step], strict=True):
-                for sequence, token in zip(group, tokens, strict=True):
+            for row, tokens in zip([row for row in plan.rows if row.samples], self.drawn[plan.step], strict=True):
+                for sequence, token in zip(row.samples, tokens, strict=False):
                     sequence.last_drawn = token.token_id
         self.queue.clear()
 
