@@ -147,8 +147,19 @@ class Device:
         self.queue.clear()
 
 
-def run(cell: Cell, scheduler: Scheduler, requests: list[Request], execute: Execute, limit: int = 2000) -> Tokens:
-    """Drive the scheduler until all requests are done; `execute` runs a plan and draws."""
+def propose_nothing(scheduler: Scheduler) -> None:
+    """Nobody speculates."""
+
+
+def run(
+    cell: Cell,
+    scheduler: Scheduler,
+    requests: list[Request],
+    execute: Execute,
+    limit: int = 2000,
+    propose: Callable[[Scheduler], None] = propose_nothing,
+) -> Tokens:
+    """Drive the scheduler until all requests are done; `execute` runs a plan and draws, `propose` guesses before each."""
     coming, device, flying = list(requests), Device(execute), list[StepPlan]()
     while coming or scheduler.has_requests or flying:
         limit -= 1
@@ -158,6 +169,7 @@ def run(cell: Cell, scheduler: Scheduler, requests: list[Request], execute: Exec
             for request in coming[:at_once]:
                 scheduler.add(request)
             del coming[:at_once]
+        propose(scheduler)
         plan = scheduler.schedule()
         if plan.rows:
             device.launch(plan)
