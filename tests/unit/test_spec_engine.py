@@ -79,7 +79,7 @@ def test_a_draft_model_changes_no_greedy_answer(decoder, near, params, config):
 def test_all_drafts_of_the_same_model_are_accepted_where_it_samples(decoder):
     params = SamplingParams(seed=5, max_tokens=16, ignore_eos=True, top_p=0.9)
     outputs = make_llm(decoder, decoder, spec_tokens=3).generate(PROMPTS, params)
-    assert drafts_of(outputs) == (4 * 12, 4 * 11)  # the first token without, then 4 a step: the last draft was cut
+    assert drafts_of(outputs) == (4 * 11, 4 * 11)  # one token, then three times four, then the last three
     assert all(len(output.outputs[0].token_ids) == 16 for output in outputs)
 
 
@@ -117,8 +117,7 @@ def test_guides_cut_drafts_that_they_forbid(decoder):
     (output,) = llm.generate("abababab abxabxabx", params)
     (without,) = plain(decoder).generate("abababab abxabxabx", params)
     assert output.outputs == without.outputs
-    drafts, accepted = drafts_of([output])
-    assert accepted > 0
+    assert drafts_of([output])[1] > 0
 
 
 def test_beams_run_without_drafts(decoder):
