@@ -337,6 +337,7 @@ class Scheduler:
             return []
         self.in_flight.land(plan)
         appended: list[tuple[Sequence, SampledToken]] = []
+        checked: list[Row] = []
         tokens = iter(drawn)
         for row in plan.rows:
             row_tokens = next(tokens) if row.samples else []
@@ -352,16 +353,16 @@ class Scheduler:
                 self._fork(row.sequence)
             if row.drafts:
                 row.sequence.num_computed -= len(row.drafts) + 1 - len(row_tokens)
+                checked.append(row)
             appended += zip(row.samples * (len(row.drafts) + 1), row_tokens, strict=not row.drafts)
         self._fork_beams(appended)
         appended = [(sequence, token) for sequence, token in appended if self._append(sequence, token)]
-        for row in plan.rows:
-            if row.drafts:
-                self._count_drafts(row, sum(sequence is row.sequence for sequence, _ in appended) - 1)
+        for row in checked:
+            self._count_drafts(row, sum(sequence is row.sequence for sequence, _ in appended) - 1)
         return appended
 
     def _count_drafts(self, row: Row, num_accepted: int) -> None:
-        request, num_accepted = row.sequence.request, max(num_accepted, 0)
+        request = row.sequence.request
         request.num_drafts += len(row.drafts)
         request.num_accepted += num_accepted
         self.num_drafts.update(range(len(row.drafts)))

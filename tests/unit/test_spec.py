@@ -2,6 +2,7 @@
 
 import pytest
 
+from minivllm.obs.timeline import Activity, build_timeline
 from minivllm.plan import EventKind, Row, StepPlan
 from minivllm.request import FinishReason, SampledToken
 from minivllm.sample.spec import find_continuation, keep_matching
@@ -141,3 +142,22 @@ def test_answers_of_one_prompt_have_drafts_of_their_own():
     scheduler.update(plan, [[SampledToken(5), SampledToken(6)], [SampledToken(8)]])
     assert (one.output_token_ids, two.output_token_ids) == ([7, 5, 6], [7, 8])
     scheduler.integrity()
+
+
+def test_what_runs_in_place_of_wrong_drafts_is_drawn_as_decoding():
+    scheduler, sequence = decoding()
+    for _ in range(2):
+        scheduler.propose(sequence, [5, 6])
+        take(scheduler, scheduler.schedule(), 5, 9)
+    (lane,) = build_timeline(scheduler.recorder.events).lanes
+    assert [cell.activity for cell in lane.cells.values()] == [Activity.PREFILL, Activity.DECODE, Activity.DECODE]
+
+
+def test_drafts_of_a_request_that_left_meanwhile_count_for_nothing():
+    scheduler, sequence = decoding()
+    scheduler.propose(sequence, [5, 6])
+    plan = scheduler.schedule()
+    scheduler.abort("r")
+    assert take(scheduler, plan, 5, 6, 7) == []
+    assert not scheduler.num_drafts
+    assert not events(scheduler, EventKind.ACCEPTED)
