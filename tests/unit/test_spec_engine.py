@@ -191,3 +191,34 @@ def test_kv_memory_counts_the_draft_models_share(decoder):
         llm.engine.kv_memory.bytes_per_token for llm in (plain(decoder), make_llm(decoder, make_decoder(DRAFT)))
     ]
     assert bytes_of[1] - bytes_of[0] == DRAFT.kv_bytes_per_token(8)
+
+
+SWITCHES = {
+    "hits inside a block": {"partial_block_hits": True},
+    "published when computed": {"publish_at": "compute"},
+    "whole prompts": {"enable_chunked_prefill": False, "max_num_batched_tokens": 64, "max_model_len": 64},
+    "priority": {"policy": "priority", "num_kv_blocks": 24, "max_model_len": 64},
+    "long prompts in parts": {"long_prefill_threshold": 3},
+}
+
+
+@pytest.mark.parametrize("config", SWITCHES.values(), ids=SWITCHES)
+def test_switches_change_no_answer(decoder, near, config):
+    params = [SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, n=n) for n in (1, 2, 1, 3)]
+    expected = said(plain(decoder).generate(PROMPTS, params))
+    for draft in (None, near):
+        llm = make_llm(decoder, draft, **config)
+        assert said(llm.generate(PROMPTS, params)) == said(llm.generate(PROMPTS, params)) == expected
+        assert_idle(llm)
+
+
+@pytest.mark.parametrize("hybrid", ["on", "off"])
+def test_windows_change_no_answer(hybrid):
+    model = replace(MODEL, sliding_window=6, layer_kinds=("full", "sliding"))
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    decoder = make_decoder(model)
+    llm = make_llm(decoder, hybrid=hybrid)
+    outputs = llm.generate(PROMPTS, params)
+    assert said(outputs) == said(plain(decoder, hybrid=hybrid).generate(PROMPTS, params))
+    drafts, accepted = drafts_of(outputs)
+    assert 0 < accepted < drafts
