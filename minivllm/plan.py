@@ -17,7 +17,8 @@ class Row:
     `block_ids[p // block_size] * block_size + p % block_size`. `samples` are the sequences that draw a token from
     the logits at the row's last position: none while tokens remain, itself, or all that fork from it. `copies` are the
     block copies (source, destination) that make the row's table writable. A model whose layers form several groups
-    (`kv/hybrid.py`) has a table for each: `block_ids` is the first group's, `more_block_ids` has the others'.
+    (`kv/hybrid.py`) has a table for each: `block_ids` is the first group's, `more_block_ids` has the others'. `loads` are the
+    copies (host slot, block) of KV that the row starts from.
     """
 
     sequence: Sequence
@@ -27,6 +28,7 @@ class Row:
     samples: tuple[Sequence, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     more_block_ids: tuple[list[int], ...] = ()
+    loads: tuple[tuple[int, int], ...] = ()
 
     @property
     def stop(self) -> int:
@@ -44,16 +46,26 @@ class Row:
 
 @dataclass(slots=True)
 class StepPlan:
-    """Everything the runner needs for one forward pass. The next step must not be planned before an `awaited` one has completed."""
+    """Everything the runner needs for one forward pass. The next step must not be planned before an `awaited` one has completed.
+
+    Before the forward come, one after the other: `stores`, copies (block, host slot) of blocks that this step may write;
+    `loads`, copies (host slot, block); `copies`.
+    """
 
     step: int
     rows: list[Row] = field(default_factory=list)
     awaited: bool = True
+    stores: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def copies(self) -> list[tuple[int, int]]:
         """Block copies (source, destination) to apply before the forward: read every source before writing any destination."""
         return [pair for row in self.rows for pair in row.copies]
+
+    @property
+    def loads(self) -> list[tuple[int, int]]:
+        """Copies (host slot, block) from host memory."""
+        return [pair for row in self.rows for pair in row.loads]
 
     @property
     def groups(self) -> list[tuple[Sequence, ...]]:
@@ -85,6 +97,8 @@ class EventKind(StrEnum):
     WITHDRAWN = "withdrawn"
     EVICTED = "evicted"
     FREED = "freed"
+    STORED = "stored"  # blocks whose copy to host memory is planned
+    LOADED = "loaded"  # blocks to be filled from there
     PREEMPTED = "preempted"
     REFUSED = "refused"
     FINISHED = "finished"

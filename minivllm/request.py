@@ -231,6 +231,7 @@ class Sequence:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_computed: int = 0
+    most_computed: int = 0  # before a preemption: what is run below this is run again
     num_placeholders: int = 0  # tokens drawn by steps on their way
     last_drawn: int = -1  # the newest token drawn, which its worker sets before the scheduler hears of it
     finish_reason: FinishReason | None = None

@@ -30,6 +30,7 @@ class PhysicalSlots:
     def __init__(self, num_blocks: int, block_size: int, windows: Windows = ONE_GROUP) -> None:
         self.block_size, self.windows = block_size, windows
         self.slots = [EMPTY] * (num_blocks * block_size)
+        self.host: dict[int, list[int]] = {}
         self._numbers: dict[tuple[int, int], int] = {}
 
     def prefixes(self, tokens: Iterable[int]) -> list[int]:
@@ -46,7 +47,8 @@ class PhysicalSlots:
         return block_ids[index] * self.block_size + offset
 
     def execute(self, plan: StepPlan) -> None:
-        """As a runner does: copy (all sources first), write all rows, then read all rows."""
+        """As a runner does: store, load, copy (all sources first), write all rows, then read all rows."""
+        self._move(plan)
         self._copy(plan.copies)
         wanted = [self.prefixes(row.sequence.tokens(0, row.start) + row.token_ids) for row in plan.rows]
         written: set[int] = set()
@@ -74,6 +76,24 @@ class PhysicalSlots:
         read = [self.slots[source * size : (source + 1) * size] for source, _ in pairs]
         for content, (_, target) in zip(read, pairs, strict=True):
             self.slots[target * size : (target + 1) * size] = content
+
+    def _move(self, plan: StepPlan) -> None:
+        """Out to host memory, and back; what comes back must be what its row starts from."""
+        size = self.block_size
+        targets = [slot for _, slot in plan.stores]
+        assert len(targets) == len(set(targets)), "a host slot is stored to twice in a step"
+        assert not set(targets) & {slot for slot, _ in plan.loads}, "a host slot is read in the step that stores to it"
+        for block, slot in plan.stores:
+            self.host[slot] = self.slots[block * size : (block + 1) * size]
+        for row in plan.rows:
+            wanted = self.prefixes(row.sequence.tokens(0, row.start))
+            for slot, block in row.loads:
+                assert slot in self.host, f"host slot {slot} is read before anything was stored there"
+                self.slots[block * size : (block + 1) * size] = self.host[slot]
+                first = row.block_ids.index(block) * size
+                assert first < row.start, "a block is loaded that the row computes"
+                held = self.slots[block * size : (block + 1) * size][: row.start - first]
+                assert held == wanted[first : first + size], f"{row.sequence} loads foreign KV at position {first}"
 
     def written_by(self, plan: StepPlan) -> set[int]:
         """Blocks that hold something new once a plan has run."""
@@ -146,6 +166,7 @@ class CheckedScheduler:
         self._check_rows(plan, computed)
         self._check_order(running, waiting, events)
         self._check_in_flight(events)
+        self._check_moves(plan)
         self._account(events)
         self._draw = draw
         if plan.rows:
@@ -161,6 +182,7 @@ class CheckedScheduler:
                     scheduler.stop(drawn[index][0], "stop")
             self._note_waste()
         self._check_published()
+        self._check_host()
         self.check_books()
         return plan
 
@@ -174,6 +196,21 @@ class CheckedScheduler:
         for plan in self._flying:
             touched = {block for row in plan.rows for block in row.block_ids}.union(*plan.copies)
             assert not (taken & touched), f"blocks {taken & touched} are handed out while step {plan.step} uses them"
+
+    def _check_moves(self, plan: StepPlan) -> None:
+        """A host slot that a step on its way reads or writes isn't written; one that it writes isn't read."""
+        for other in self._flying:
+            stored, loaded = {slot for _, slot in other.stores}, {slot for slot, _ in other.loads}
+            assert not {slot for _, slot in plan.stores} & (stored | loaded), "a host slot is written while it moves"
+            assert not {slot for slot, _ in plan.loads} & stored, "a host slot is read before its store has completed"
+
+    def _check_host(self) -> None:
+        """The tier holds what it promises, and no more than there is room for."""
+        tier = self.scheduler.offload.tier
+        assert len(tier.slots) <= self.config.host_kv_blocks
+        for key, slot in tier.slots.items():
+            if slot.ready and key in self._meaning:
+                assert self.slots.host[slot.id][-1] == self._meaning[key][0], f"host slot {slot.id} lies"
 
     def _note_waste(self) -> None:
         """Rows on their way for nothing: of sequences that a token has stopped, one slot each, and of no others."""
@@ -251,7 +288,10 @@ class CheckedScheduler:
 
     def _account(self, events: list[TraceEvent]) -> None:
         """Follow each request from its latest admission on: what it found cached and what it ran."""
-        hits = {e.request: e.tokens for e in events if e.kind is EventKind.HIT}
+        hits: dict[str, int] = {}
+        for event in events:
+            if event.kind in (EventKind.HIT, EventKind.LOADED):
+                hits[event.request] = hits.get(event.request, 0) + event.tokens
         for event in events:
             if event.kind is EventKind.PREEMPTED:
                 del self._tenure[event.request]
@@ -377,4 +417,5 @@ def snapshot(scheduler: Scheduler) -> object:
         [b.id for b in kv.pool.free_list],
         {key: list(copies) for key, copies in kv.pool.published.items()},
         [(table.ids, table.num_published) for table in kv.all_tables()],
+        [(key, slot.id, slot.ready, slot.pins) for key, slot in scheduler.offload.tier.slots.items()],
     )
