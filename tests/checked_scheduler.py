@@ -98,7 +98,8 @@ class PhysicalSlots:
     def written_by(self, plan: StepPlan) -> set[int]:
         """Blocks that hold something new once a plan has run."""
         positions = [(row, range(row.start, row.stop)) for row in plan.rows]
-        return {self.slot(row.block_ids, p) // self.block_size for row, some in positions for p in some}
+        loaded = {block for _, block in plan.loads}
+        return loaded | {self.slot(row.block_ids, p) // self.block_size for row, some in positions for p in some}
 
     def last_of(self, block_id: int) -> int:
         """The prefix in a block's last slot: of a full block, all that it stands for."""

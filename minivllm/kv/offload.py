@@ -161,7 +161,7 @@ class Offload:
             return ""
         sequence = request.live[0]
         if len(request.live) > 1 or any(row.copies for row in planned) or not self._kv.reads_cache(sequence):
-            return "recompute: only a request of one sequence, which shares no block to write and may read the cache, is swapped"
+            return "recompute: several sequences, prompt logprobs, or a block still to be copied"
         keys = self._swap_keys(sequence)
         if not self._store(dict(zip(keys, self._kv.block_ids(sequence), strict=False))):
             return "recompute: the host tier is full"
