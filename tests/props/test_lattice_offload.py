@@ -99,7 +99,7 @@ def test_a_decoder_says_the_same_with_host_memory(cell):
 
 def load_the_wrong_slot(runner):
     load = runner.cache.load_blocks
-    runner.cache.load_blocks = lambda pairs: load([(slot - 1, block) for slot, block in pairs])
+    runner.cache.load_blocks = lambda pairs: load([((slot + 1) % 40, block) for slot, block in pairs])
 
 
 def load_nothing(runner):

@@ -19,4 +19,8 @@ def test_the_long_runs_meet_everything_that_can_happen(async_depth):
     events = [event for walk in walks for event in walk.scheduler.recorder.events]
     assert of(events, EventKind.STORED) and of(events, EventKind.LOADED)
     assert {event.reason.split(":")[0] for event in of(events, EventKind.PREEMPTED)} == {"", "swap", "recompute"}
-    assert any(event.tokens % walk.config.block_size for walk in walks for event in of(walk.scheduler.recorder.events, EventKind.LOADED))
+    assert any(
+        event.tokens % walk.config.block_size
+        for walk in walks
+        for event in of(walk.scheduler.recorder.events, EventKind.LOADED)
+    )

@@ -176,7 +176,7 @@ def crowd(**config):
     """Two requests that outgrow seven blocks of four tokens: the second is preempted in the middle of a block."""
     scheduler = make_scheduler(num_blocks=8, max_model_len=28, **config)
     scheduler.add(make_request("stays", 9, max_tokens=12))
-    scheduler.add(make_request("leaves", 7, max_tokens=12))
+    scheduler.add(make_request("leaves", 10, max_tokens=12))
     finish(scheduler)
     return scheduler
 
