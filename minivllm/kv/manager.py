@@ -1,8 +1,8 @@
 """The KV cache manager: which sequence holds which blocks, and the order of operations that keeps sharing safe.
 
-Source of the order: vLLM 0.32 `v1/core/kv_cache_manager.py:KVCacheManager.allocate_slots`. Left out: remote loads, draft
-tokens; sliding windows are in `hybrid.py`, which runs one such manager for each group of layers. Added: forks, with copy
-on write (`allocate` returns the copies to run before the forward).
+Source of the order: vLLM 0.32 `v1/core/kv_cache_manager.py:KVCacheManager.allocate_slots`. Left out: draft
+tokens. Elsewhere: sliding windows in `hybrid.py`, which runs one such manager for each group of layers; host memory in
+`offload.py`. Added: forks, with copy on write (`allocate` returns the copies to run before the forward).
 
 Both ends of a copy get one more reference until the step that runs it has completed (`retain`, `release`): whatever
 happens meanwhile (an abort while the forward runs, the next step planned ahead of time), neither block goes to somebody

@@ -212,13 +212,8 @@ class Offload:
         self._loads += hit.slots
         self.stats.hits += hit.num_tokens
         blocks = self._kv.block_ids(sequence)[num_hits : num_hits + len(hit.slots)]
-        self._emit(
-            EventKind.LOADED,
-            request=sequence.request.id,
-            sequence=sequence.index,
-            blocks=tuple(blocks),
-            tokens=hit.num_tokens,
-        )
+        who = {"request": sequence.request.id, "sequence": sequence.index}
+        self._emit(EventKind.LOADED, **who, blocks=tuple(blocks), tokens=hit.num_tokens)
         return tuple((slot.id, block) for slot, block in zip(hit.slots, blocks, strict=True))
 
     def forget(self, sequence: Sequence) -> None:

@@ -20,7 +20,7 @@ class KVCache:
     row's context holds may be anything, NaN too.
 
     `host` is [host_blocks, layers, 2 * Hkv, block_size * D], pinned beside a GPU: a block there is one run of memory, because
-    links are slow at small copies. `bytes_stored` and `bytes_loaded` count what was copied there and back.
+    links are slow at small copies.
     """
 
     def __init__(
@@ -40,7 +40,6 @@ class KVCache:
         host_shape = (host_blocks, len(self.layers), 2 * self.num_kv_heads, block_size * self.head_dim)
         pinned = self.layers[0].is_cuda and host_blocks > 0
         self.host = torch.empty(host_shape, dtype=dtype, pin_memory=pinned)
-        self.bytes_stored = self.bytes_loaded = 0
         self._planes = torch.arange(2 * self.num_kv_heads, device=device)[:, None]
         self._scratch = self.layers[0].new_empty(0)
 
@@ -88,7 +87,6 @@ class KVCache:
         for i, blocks in enumerate(self._blocks()):
             gathered = blocks.index_select(1, source.to(blocks.device)).transpose(0, 1)
             self.host[:, i].index_copy_(0, destination, gathered.cpu())
-        self.bytes_stored += len(pairs) * self.host[0].nbytes
 
     def load_blocks(self, pairs: Many[tuple[int, int]]) -> None:
         """Copy blocks (host slot, block) back from host memory, all of a layer at once."""
@@ -98,4 +96,3 @@ class KVCache:
         for i, blocks in enumerate(self._blocks()):
             gathered = self.host[:, i].index_select(0, source).transpose(0, 1)
             blocks.index_copy_(1, destination.to(blocks.device), gathered.to(blocks.device))
-        self.bytes_loaded += len(pairs) * self.host[0].nbytes

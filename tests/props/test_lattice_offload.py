@@ -73,7 +73,10 @@ def test_a_store_a_load_and_a_swap_do_happen():
         stats = run_offload_cell(cell)[0].offload.stats
         for name in OffloadStats.__slots__:
             setattr(totals, name, getattr(totals, name) + getattr(stats, name))
-    assert totals.stored and totals.loaded and totals.hits and totals.swaps
+    assert totals.stored
+    assert totals.loaded
+    assert totals.hits
+    assert totals.swaps
 
 
 @pytest.mark.parametrize("cell", [c for c in PLAIN if can_preempt(c) and c.max_model_len == 48], ids=str)

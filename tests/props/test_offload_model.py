@@ -17,7 +17,8 @@ def test_a_long_run_with_host_memory_keeps_every_rule_and_replays(seed, async_de
 def test_the_long_runs_meet_everything_that_can_happen(async_depth):
     walks = [walk_offload(seed, async_depth=async_depth) for seed in range(25)]
     events = [event for walk in walks for event in walk.scheduler.recorder.events]
-    assert of(events, EventKind.STORED) and of(events, EventKind.LOADED)
+    assert of(events, EventKind.STORED)
+    assert of(events, EventKind.LOADED)
     assert {event.reason.split(":")[0] for event in of(events, EventKind.PREEMPTED)} == {"", "swap", "recompute"}
     assert any(
         event.tokens % walk.config.block_size
