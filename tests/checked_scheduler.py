@@ -17,6 +17,7 @@ from minivllm.sample.beam import assign_slots
 from minivllm.sched.policy import rank
 from minivllm.sched.scheduler import Scheduler
 from minivllm.sched.trace import Recorder, TraceHeader, dump_event, load_event, replay
+from tests.host_slots import check_moves, check_promises, move_blocks
 from tests.lattice import Device
 
 EMPTY = 0
@@ -30,7 +31,7 @@ class PhysicalSlots:
     def __init__(self, num_blocks: int, block_size: int, windows: Windows = ONE_GROUP) -> None:
         self.block_size, self.windows = block_size, windows
         self.slots = [EMPTY] * (num_blocks * block_size)
-        self.host: dict[int, list[int]] = {}
+        self.host: dict[int, list[int]] = {}  # what each slot of host memory holds
         self._numbers: dict[tuple[int, int], int] = {}
 
     def prefixes(self, tokens: Iterable[int]) -> list[int]:
@@ -48,7 +49,7 @@ class PhysicalSlots:
 
     def execute(self, plan: StepPlan) -> None:
         """As a runner does: store, load, copy (all sources first), write all rows, then read all rows."""
-        self._move(plan)
+        move_blocks(self, plan)
         self._copy(plan.copies)
         wanted = [self.prefixes(row.sequence.tokens(0, row.start) + row.token_ids) for row in plan.rows]
         written: set[int] = set()
@@ -76,24 +77,6 @@ class PhysicalSlots:
         read = [self.slots[source * size : (source + 1) * size] for source, _ in pairs]
         for content, (_, target) in zip(read, pairs, strict=True):
             self.slots[target * size : (target + 1) * size] = content
-
-    def _move(self, plan: StepPlan) -> None:
-        """Out to host memory, and back; what comes back must be what its row starts from."""
-        size = self.block_size
-        targets = [slot for _, slot in plan.stores]
-        assert len(targets) == len(set(targets)), "a host slot is stored to twice in a step"
-        assert not set(targets) & {slot for slot, _ in plan.loads}, "a host slot is read in the step that stores to it"
-        for block, slot in plan.stores:
-            self.host[slot] = self.slots[block * size : (block + 1) * size]
-        for row in plan.rows:
-            wanted = self.prefixes(row.sequence.tokens(0, row.start))
-            for slot, block in row.loads:
-                assert slot in self.host, f"host slot {slot} is read before anything was stored there"
-                self.slots[block * size : (block + 1) * size] = self.host[slot]
-                first = row.block_ids.index(block) * size
-                assert first < row.start, "a block is loaded that the row computes"
-                held = self.slots[block * size : (block + 1) * size][: row.start - first]
-                assert held == wanted[first : first + size], f"{row.sequence} loads foreign KV at position {first}"
 
     def written_by(self, plan: StepPlan) -> set[int]:
         """Blocks that hold something new once a plan has run."""
@@ -167,7 +150,7 @@ class CheckedScheduler:
         self._check_rows(plan, computed)
         self._check_order(running, waiting, events)
         self._check_in_flight(events)
-        self._check_moves(plan)
+        check_moves(plan, self._flying)
         self._account(events)
         self._draw = draw
         if plan.rows:
@@ -183,7 +166,7 @@ class CheckedScheduler:
                     scheduler.stop(drawn[index][0], "stop")
             self._note_waste()
         self._check_published()
-        self._check_host()
+        check_promises(self.slots, self.scheduler.offload.tier, self._meaning)
         self.check_books()
         return plan
 
@@ -197,21 +180,6 @@ class CheckedScheduler:
         for plan in self._flying:
             touched = {block for row in plan.rows for block in row.block_ids}.union(*plan.copies)
             assert not (taken & touched), f"blocks {taken & touched} are handed out while step {plan.step} uses them"
-
-    def _check_moves(self, plan: StepPlan) -> None:
-        """A host slot that a step on its way reads or writes isn't written; one that it writes isn't read."""
-        for other in self._flying:
-            stored, loaded = {slot for _, slot in other.stores}, {slot for slot, _ in other.loads}
-            assert not {slot for _, slot in plan.stores} & (stored | loaded), "a host slot is written while it moves"
-            assert not {slot for slot, _ in plan.loads} & stored, "a host slot is read before its store has completed"
-
-    def _check_host(self) -> None:
-        """The tier holds what it promises, and no more than there is room for."""
-        tier = self.scheduler.offload.tier
-        assert len(tier.slots) <= self.config.host_kv_blocks
-        for key, slot in tier.slots.items():
-            if slot.ready and key in self._meaning:
-                assert self.slots.host[slot.id][-1] == self._meaning[key][0], f"host slot {slot.id} lies"
 
     def _note_waste(self) -> None:
         """Rows on their way for nothing: of sequences that a token has stopped, one slot each, and of no others."""
