@@ -257,10 +257,8 @@ class CheckedScheduler:
 
     def _account(self, events: list[TraceEvent]) -> None:
         """Follow each request from its latest admission on: what it found cached and what it ran."""
-        hits: dict[str, int] = {}
-        for event in events:
-            if event.kind in (EventKind.HIT, EventKind.LOADED):
-                hits[event.request] = hits.get(event.request, 0) + event.tokens
+        hits = {e.request: e.tokens for e in events if e.kind is EventKind.HIT}
+        hits |= {e.request: hits.get(e.request, 0) + e.tokens for e in events if e.kind is EventKind.LOADED}
         for event in events:
             if event.kind is EventKind.PREEMPTED:
                 del self._tenure[event.request]
