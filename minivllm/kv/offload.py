@@ -7,6 +7,8 @@ more: all it has computed is copied, its last, partly full block too, and stays 
 
 All copies of a step are in its plan. They run before its forward, stores first: whoever gets a stored block in that step
 writes it after it was read. So a stored block needs no reference, as long as all of it was written before the plan runs.
+Content can be found when its store has completed; who asks while it is on its way (`async_depth`) computes it again.
+
 Bookkeeping only; the memory is in `runner/kv_cache.py`. On a CPU "device" and "host" are both RAM: what is saved is real
 (tokens not computed again), what the copies cost is not what they cost over PCIe.
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import islice
 
 from minivllm.config import ConfigError, EngineConfig
 from minivllm.kv.hybrid import ONE_GROUP, Windows
@@ -66,7 +69,7 @@ class HostTier:
         wanted = dict.fromkeys(keys)
         missing = [key for key in wanted if key not in self.slots]
         num_evicted = max(len(missing) - len(self.free_ids), 0)
-        idle = [key for key, slot in self.slots.items() if slot.idle and key not in wanted][:num_evicted]
+        idle = list(islice((k for k, slot in self.slots.items() if slot.idle and k not in wanted), num_evicted))
         if len(idle) < num_evicted:
             return None
         self.free_ids += [self.slots.pop(key).id for key in idle]
