@@ -89,7 +89,10 @@ def test_host_memory_never_leaves_more_to_compute_again_than_none(cell):
 
 
 DECODED = [
-    OffloadCell(12, 4, 7, caching=True, tight=True, mixed=mixed, chunked=True, policy="fcfs", host=host, preemption=way)
+    OffloadCell(
+        12, size, 7, caching=True, tight=True, mixed=mixed, chunked=True, policy="fcfs", host=host, preemption=way
+    )
+    for size in (1, 4)
     for mixed in (True, False)
     for host, way in ((0, "recompute"), (40, "recompute"), (40, "swap"), (3, "swap"))
 ]
@@ -123,7 +126,7 @@ def store_after_the_forward(runner):
     runner.execute = run_it
 
 
-@pytest.mark.parametrize("fault", [load_the_wrong_slot, load_nothing])
+@pytest.mark.parametrize("fault", [load_the_wrong_slot, load_nothing, store_after_the_forward])
 def test_a_seeded_fault_of_the_copies_changes_what_is_said(fault):
     try:
         said = [say(cell, spoil=fault, prove=lambda *_: None) for cell in DECODED if cell.host == 40]
