@@ -13,7 +13,7 @@ Add helpers and imports as you like; keep the names and the @solves marks.
 Grade it:  python -m minivllm.course.grade kv-03          (--hint for a hint)
 Run it:    python -m minivllm.course.run --with exercises/kv_03_leaf_first.py "What is the capital of France?"
 """
-# cut from the engine: 048410ccceb13ab5
+# cut from the engine: 7f0634fb251edb50
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ class KVCacheManager:
     # block_size, publish_at, leaf_first, pool, watermark_blocks, tables, retained, partial, stats, tag, _emit;
     # lookup(sequence: Sequence, num_tokens: int), lookup_partial(sequence: Sequence, hits: Seq[Block], num_tokens:
     # int), record_written(sequence: Sequence, start: int, stop: int), reset_prefix_cache(), hashes(sequence:
-    # Sequence), record_lookup(sequence: Sequence, num_hit: int), blocks_for(num_tokens: int),
-    # blocks_of_request(request: Request, num_tokens: Seq[int]), fits_whole(request: Request, hits: Seq[Block], *,
-    # watermark: bool), allocate(sequence: Sequence, num_new: int, hits: Seq[Block]=(), partial: PartialHit |
-    # None=None, *, watermark: bool=False), num_cached(hits: Seq[Block], partial: PartialHit | None),
-    # tail_to_copy(table: BlockTable, computed: int), release(copies: Iterable[tuple[int, int]]), publish(sequence:
-    # Sequence, num_tokens: int), withdraw(sequence: Sequence), fork(parent: Sequence, child: Sequence),
-    # block_ids(sequence: Sequence), add_tables(rows: Seq[Row]), num_held(request: Request), integrity(),
+    # Sequence), record_lookup(sequence: Sequence, num_hit: int), reads_cache(sequence: Sequence),
+    # blocks_for(num_tokens: int), blocks_of_request(request: Request, num_tokens: Seq[int]), fits_whole(request:
+    # Request, hits: Seq[Block], *, watermark: bool), allocate(sequence: Sequence, num_new: int, hits: Seq[Block]=(),
+    # partial: PartialHit | None=None, *, watermark: bool=False), num_cached(hits: Seq[Block], partial: PartialHit |
+    # None), tail_to_copy(table: BlockTable, computed: int), release(copies: Iterable[tuple[int, int]]),
+    # publish(sequence: Sequence, num_tokens: int), withdraw(sequence: Sequence), fork(parent: Sequence, child:
+    # Sequence), block_ids(sequence: Sequence), add_tables(rows: Seq[Row]), num_held(request: Request), integrity(),
     # all_tables().
 
     @solves("minivllm.kv.manager:KVCacheManager.free")

@@ -117,6 +117,7 @@ Policy = Literal["fcfs", "priority", "static"]
 FreeOrder = Literal["leaf_first", "root_first"]
 PublishAt = Literal["schedule", "compute"]
 SpecMethod = Literal["none", "ngram", "draft"]
+Preemption = Literal["recompute", "swap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,8 @@ class EngineConfig:
     `enable_prefix_caching`, `enable_chunked_prefill`, `lifo_unhashed`, `partial_block_hits` (off: hits are whole blocks),
     `async_depth` (steps planned ahead of the one that runs: 0 or 1. A device of its own gains from 1; on a CPU the
     scheduler would only compete with the model it hides behind, so 0, as in the leading engine's CPU back end),
-    `hybrid` (off: layers with a window keep the KV of all tokens, as if they had none).
+    `hybrid` (off: layers with a window keep the KV of all tokens, as if they had none), `host_kv_blocks` (blocks of KV kept in
+    host memory, `kv/offload.py`), `preemption` (swap: what a preempted request has computed is kept there).
     Speculation: `spec_method` proposes up to `spec_tokens` tokens a step to each sequence that decodes, from the text
     itself (`ngram`: what followed the last `spec_ngram_max` .. `spec_ngram_min` tokens before) or from `draft_model`, a
     smaller model with the same vocabulary. Beams run without.
@@ -162,6 +164,8 @@ class EngineConfig:
     spec_ngram_min: int = 2
     spec_ngram_max: int = 4
     draft_model: str | None = None
+    host_kv_blocks: int = 0
+    preemption: Preemption = "recompute"
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention_backend: Literal["auto", "cpp", "torch", "reference"] = "auto"
@@ -186,6 +190,12 @@ class EngineConfig:
             )
         if self.partial_block_hits and not self.enable_prefix_caching:
             raise ConfigError("partial_block_hits", True, "needs enable_prefix_caching, or must be False")
+        at_least("host_kv_blocks", self.host_kv_blocks, 0)
+        if self.host_kv_blocks and (self.partial_block_hits or not self.enable_prefix_caching):
+            fix = "keeps whole blocks by their hashes: needs enable_prefix_caching=True and partial_block_hits=False"
+            raise ConfigError("host_kv_blocks", self.host_kv_blocks, fix)
+        if self.preemption == "swap" and not self.host_kv_blocks:
+            raise ConfigError("preemption", "swap", "needs host memory: set host_kv_blocks")
         if not 0 <= self.watermark < 1:
             raise ConfigError("watermark", self.watermark, "must be in [0, 1), a share of the blocks")
         if not 0 < self.kv_memory_fraction < 1:
@@ -200,6 +210,7 @@ class EngineConfig:
         one_of("free_order", self.free_order, ("leaf_first", "root_first"))
         one_of("publish_at", self.publish_at, ("schedule", "compute"))
         one_of("hybrid", self.hybrid, ("on", "off"))
+        one_of("preemption", self.preemption, ("recompute", "swap"))
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float64"))
         one_of("device", self.device, ("auto", "cpu", "cuda"))
         one_of("attention_backend", self.attention_backend, ("auto", "cpp", "torch", "reference"))

@@ -19,7 +19,7 @@ class Row:
     block copies (source, destination) that make the row's table writable. A model whose layers form several groups
     (`kv/hybrid.py`) has a table for each: `block_ids` is the first group's, `more_block_ids` has the others'. The last
     `len(drafts)` tokens are proposals (`sample/spec.py`): each is run as if it were true, and after each of them, and
-    before the first, somebody draws.
+    before the first, somebody draws. `loads` are the copies (host slot, block) of KV that the row starts from.
     """
 
     sequence: Sequence
@@ -30,6 +30,7 @@ class Row:
     copies: tuple[tuple[int, int], ...] = ()
     more_block_ids: tuple[list[int], ...] = ()
     drafts: tuple[int, ...] = ()
+    loads: tuple[tuple[int, int], ...] = ()
 
     @property
     def stop(self) -> int:
@@ -53,16 +54,26 @@ class Row:
 
 @dataclass(slots=True)
 class StepPlan:
-    """Everything the runner needs for one forward pass. The next step must not be planned before an `awaited` one has completed."""
+    """Everything the runner needs for one forward pass. The next step must not be planned before an `awaited` one has completed.
+
+    Before the forward come, one after the other: `stores`, copies (block, host slot) of blocks that this step may write;
+    `loads`, copies (host slot, block); `copies`.
+    """
 
     step: int
     rows: list[Row] = field(default_factory=list)
     awaited: bool = True
+    stores: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def copies(self) -> list[tuple[int, int]]:
         """Block copies (source, destination) to apply before the forward: read every source before writing any destination."""
         return [pair for row in self.rows for pair in row.copies]
+
+    @property
+    def loads(self) -> list[tuple[int, int]]:
+        """Copies (host slot, block) from host memory."""
+        return [pair for row in self.rows for pair in row.loads]
 
     @property
     def groups(self) -> list[tuple[Sequence, ...]]:
@@ -100,6 +111,8 @@ class EventKind(StrEnum):
     WITHDRAWN = "withdrawn"
     EVICTED = "evicted"
     FREED = "freed"
+    STORED = "stored"  # blocks whose copy to host memory is planned
+    LOADED = "loaded"  # blocks to be filled from there
     PREEMPTED = "preempted"
     REFUSED = "refused"
     FINISHED = "finished"

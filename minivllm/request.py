@@ -231,6 +231,7 @@ class Sequence:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_computed: int = 0
+    most_computed: int = 0  # before a preemption: what is run below this is run again
     num_placeholders: int = 0  # tokens drawn by steps on their way
     drafts: list[int] = field(default_factory=list)  # proposed for the next step; -1: known when it runs
     last_drawn: int = -1  # the newest token drawn, which its worker sets before the scheduler hears of it

@@ -92,13 +92,13 @@ class KVCacheManager:
     # block_size, publish_at, leaf_first, pool, watermark_blocks, tables, retained, partial, stats, tag, _emit;
     # lookup(sequence: Sequence, num_tokens: int), lookup_partial(sequence: Sequence, hits: Seq[Block], num_tokens:
     # int), record_written(sequence: Sequence, start: int, stop: int), reset_prefix_cache(), hashes(sequence:
-    # Sequence), record_lookup(sequence: Sequence, num_hit: int), blocks_for(num_tokens: int),
-    # blocks_of_request(request: Request, num_tokens: Seq[int]), fits_whole(request: Request, hits: Seq[Block], *,
-    # watermark: bool), allocate(sequence: Sequence, num_new: int, hits: Seq[Block]=(), partial: PartialHit |
-    # None=None, *, watermark: bool=False), num_cached(hits: Seq[Block], partial: PartialHit | None),
-    # tail_to_copy(table: BlockTable, computed: int), release(copies: Iterable[tuple[int, int]]), publish(sequence:
-    # Sequence, num_tokens: int), withdraw(sequence: Sequence), fork(parent: Sequence, child: Sequence),
-    # block_ids(sequence: Sequence), add_tables(rows: Seq[Row]), num_held(request: Request), integrity(),
+    # Sequence), record_lookup(sequence: Sequence, num_hit: int), reads_cache(sequence: Sequence),
+    # blocks_for(num_tokens: int), blocks_of_request(request: Request, num_tokens: Seq[int]), fits_whole(request:
+    # Request, hits: Seq[Block], *, watermark: bool), allocate(sequence: Sequence, num_new: int, hits: Seq[Block]=(),
+    # partial: PartialHit | None=None, *, watermark: bool=False), num_cached(hits: Seq[Block], partial: PartialHit |
+    # None), tail_to_copy(table: BlockTable, computed: int), release(copies: Iterable[tuple[int, int]]),
+    # publish(sequence: Sequence, num_tokens: int), withdraw(sequence: Sequence), fork(parent: Sequence, child:
+    # Sequence), block_ids(sequence: Sequence), add_tables(rows: Seq[Row]), num_held(request: Request), integrity(),
     # all_tables().
 
     @solves("minivllm.kv.manager:KVCacheManager.free")

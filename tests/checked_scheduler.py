@@ -17,6 +17,7 @@ from minivllm.sample.beam import assign_slots
 from minivllm.sched.policy import rank
 from minivllm.sched.scheduler import Scheduler
 from minivllm.sched.trace import Recorder, TraceHeader, dump_event, load_event, replay
+from tests.host_slots import check_moves, check_promises, move_blocks
 from tests.lattice import Device
 
 EMPTY = 0
@@ -30,6 +31,7 @@ class PhysicalSlots:
     def __init__(self, num_blocks: int, block_size: int, windows: Windows = ONE_GROUP) -> None:
         self.block_size, self.windows = block_size, windows
         self.slots = [EMPTY] * (num_blocks * block_size)
+        self.host: dict[int, list[int]] = {}  # what each slot of host memory holds
         self._numbers: dict[tuple[int, int], int] = {}
 
     def prefixes(self, tokens: Iterable[int]) -> list[int]:
@@ -46,7 +48,8 @@ class PhysicalSlots:
         return block_ids[index] * self.block_size + offset
 
     def execute(self, plan: StepPlan) -> None:
-        """As a runner does: copy (all sources first), write all rows, then read all rows."""
+        """As a runner does: store, load, copy (all sources first), write all rows, then read all rows."""
+        move_blocks(self, plan)
         self._copy(plan.copies)
         wanted = [self.prefixes(row.sequence.tokens(0, row.start) + row.token_ids) for row in plan.rows]
         written: set[int] = set()
@@ -78,7 +81,8 @@ class PhysicalSlots:
     def written_by(self, plan: StepPlan) -> set[int]:
         """Blocks that hold something new once a plan has run."""
         positions = [(row, range(row.start, row.stop)) for row in plan.rows]
-        return {self.slot(row.block_ids, p) // self.block_size for row, some in positions for p in some}
+        loaded = {block for _, block in plan.loads}
+        return loaded | {self.slot(row.block_ids, p) // self.block_size for row, some in positions for p in some}
 
     def last_of(self, block_id: int) -> int:
         """The prefix in a block's last slot: of a full block, all that it stands for."""
@@ -146,6 +150,7 @@ class CheckedScheduler:
         self._check_rows(plan, computed)
         self._check_order(running, waiting, events)
         self._check_in_flight(events)
+        check_moves(plan, self._flying)
         self._account(events)
         self._draw = draw
         if plan.rows:
@@ -161,6 +166,7 @@ class CheckedScheduler:
                     scheduler.stop(drawn[index][0], "stop")
             self._note_waste()
         self._check_published()
+        check_promises(self.slots, self.scheduler.offload.tier, self._meaning)
         self.check_books()
         return plan
 
@@ -252,6 +258,7 @@ class CheckedScheduler:
     def _account(self, events: list[TraceEvent]) -> None:
         """Follow each request from its latest admission on: what it found cached and what it ran."""
         hits = {e.request: e.tokens for e in events if e.kind is EventKind.HIT}
+        hits |= {e.request: hits.get(e.request, 0) + e.tokens for e in events if e.kind is EventKind.LOADED}
         for event in events:
             if event.kind is EventKind.PREEMPTED:
                 del self._tenure[event.request]
@@ -377,4 +384,5 @@ def snapshot(scheduler: Scheduler) -> object:
         [b.id for b in kv.pool.free_list],
         {key: list(copies) for key, copies in kv.pool.published.items()},
         [(table.ids, table.num_published) for table in kv.all_tables()],
+        [(key, slot.id, slot.ready, slot.pins) for key, slot in scheduler.offload.tier.slots.items()],
     )

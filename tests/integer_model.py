@@ -68,6 +68,7 @@ class IntegerModel:
         pages = [[0] * (num_blocks * block_size) for _ in groups[0].layers]
         self.layers = [pages[groups[g].layers.index(layer)] for layer, g in enumerate(self.group_of)]
         self.pages = pages
+        self.host: list[dict[int, list[int]]] = [{} for _ in pages]
 
     def execute(self, plan: StepPlan) -> list[list[SampledToken]]:
         """The tokens drawn: one list for each row with samples."""
@@ -76,7 +77,8 @@ class IntegerModel:
 
     def run(self, plan: StepPlan) -> list[tuple[Row, int]]:
         """Each row with samples, and the state that it draws from; a row with drafts comes once more for each."""
-        for page in self.pages:
+        for page, host in zip(self.pages, self.host, strict=True):
+            self._move(page, host, plan)
             self._copy(page, plan.copies)
         for row in plan.rows:
             self._write(0, row, first_layer(row.token_ids, row.start))
@@ -102,6 +104,14 @@ class IntegerModel:
     def _read(self, layer: int, row: Row) -> list[int]:
         """What the layer's slots hold; the null block's, where a window doesn't reach, are never folded."""
         return [self.layers[layer][slot] for slot in self._slots(layer, row)]
+
+    def _move(self, page: list[int], host: dict[int, list[int]], plan: StepPlan) -> None:
+        """Out to host memory, and back from it; a host slot that was never written can't be read."""
+        size = self.block_size
+        for block, slot in plan.stores:
+            host[slot] = page[block * size : (block + 1) * size]
+        for slot, block in plan.loads:
+            page[block * size : (block + 1) * size] = host[slot]
 
     def _copy(self, layer: list[int], pairs: list[tuple[int, int]]) -> None:
         size = self.block_size

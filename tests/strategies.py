@@ -22,12 +22,16 @@ def engines(draw: st.DrawFn) -> tuple[EngineConfig, int, int]:
     budget = draw(st.integers(1, 16)) if chunked else max_model_len + draw(st.integers(0, 8))
     longest = -(-max_model_len // block_size)
     caching = draw(st.sampled_from([True, True, False]))
+    partial = caching and draw(st.booleans())
+    host = draw(st.sampled_from([0, 1, 3, 9])) if caching and not partial else 0
     config = EngineConfig(
         block_size=block_size,
         max_num_batched_tokens=budget,
         max_num_seqs=draw(st.sampled_from([8, 8, 3, 1])),
         enable_prefix_caching=caching,
-        partial_block_hits=caching and draw(st.booleans()),
+        partial_block_hits=partial,
+        host_kv_blocks=host,
+        preemption=draw(st.sampled_from(["recompute", "swap"])) if host else "recompute",
         enable_chunked_prefill=chunked,
         long_prefill_threshold=draw(st.sampled_from([0, 0, 1, 3])) if chunked else 0,
         reserve_full_prompt=draw(st.booleans()),

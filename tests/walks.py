@@ -50,6 +50,24 @@ def _request(id: str, random: Random, length: int) -> Request:
     return Request(id, prompt, params, max_tokens=random.randint(1, room), priority=random.randint(0, 2), beams=beams)
 
 
+def walk_offload(seed: int, *, trust: bool = False, async_depth: int = 0) -> CheckedScheduler:
+    """The same with host memory behind the pool, often too little, and victims that are swapped out."""
+    random = Random(seed)
+    size, length = random.choice([1, 2, 4]), random.choice([12, 20])
+    config = EngineConfig(
+        block_size=size,
+        max_num_batched_tokens=random.choice([3, 8, 30]),
+        policy=random.choice(["fcfs", "priority"]),
+        publish_at=random.choice(["schedule", "compute"]),
+        host_kv_blocks=random.choice([2, 6, 30]),
+        preemption=random.choice(["swap", "swap", "recompute"]),
+        async_depth=async_depth,
+    )
+    usable = -(-length // size) + random.randrange(4)
+    checked = CheckedScheduler(config, usable + 1, length, (EOS,), trust=trust)
+    return _meet(checked, random, length)
+
+
 def walk_windows(seed: int, *, trust: bool = False) -> CheckedScheduler:
     """The same for layer groups with windows: some hits end where a window has no blocks any more."""
     random = Random(seed)

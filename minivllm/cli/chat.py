@@ -151,6 +151,11 @@ class Chat:
                                    f" · {scheduler.num_preemptions} preempted so far")  # fmt: skip
         grid.add_row("KV blocks", draw_pool(state, self.console.width - 52))
         grid.add_row("prefix cache", f"{stats.hits:,} of {stats.queries:,} prompt tokens found ({stats.hit_rate:.0%})")
+        moved = scheduler.offload.stats
+        if scheduler.config.host_kv_blocks:
+            size = self.llm.engine.kv_memory.block_bytes
+            grid.add_row("host memory", f"{moved.hits:,} tokens found · {moved.stored * size:,} bytes out, {moved.loaded * size:,} back"
+                                         f" · {moved.swaps} swapped, {scheduler.in_flight.num_recomputed:,} tokens computed again")  # fmt: skip
         self.console.print(grid)
         if self.answer is not None and self.answer.tables:
             blocks = [scheduler.kv.pool.blocks[b.id] for table in self.answer.tables for b in table.blocks]

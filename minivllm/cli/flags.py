@@ -85,6 +85,10 @@ class EngineFlags:
         EngineOption("--chunked-prefill/--no-chunked-prefill", help="Let long prompts run in parts."),
     ] = True
     policy: Annotated[str, EngineOption(metavar="fcfs|priority|static", help="Who runs first.")] = "fcfs"
+    host_kv_blocks: Annotated[int, EngineOption(help="KV blocks kept in host memory, behind the prefix cache.")] = 0
+    preemption: Annotated[
+        str, EngineOption(metavar="recompute|swap", help="swap: a preempted request's KV waits in host memory.")
+    ] = "recompute"
     async_depth: Annotated[int, EngineOption(help="1: plan each step while the one before it runs.")] = 0
     spec_method: Annotated[
         str, EngineOption(metavar="none|ngram|draft", help="Who proposes tokens for the model to check in one step.")

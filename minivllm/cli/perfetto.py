@@ -24,8 +24,9 @@ INSTANTS = (
     EventKind.STOPPED,
     EventKind.ABORTED,
     EventKind.DROPPED,
+    EventKind.LOADED,
 )
-POOL_INSTANTS = (EventKind.EVICTED, EventKind.WITHDRAWN)
+POOL_INSTANTS = (EventKind.EVICTED, EventKind.WITHDRAWN, EventKind.STORED)
 COLOURS = {
     Activity.PREFILL: "thread_state_runnable",
     Activity.RECOMPUTE: "terrible",

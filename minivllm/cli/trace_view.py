@@ -27,7 +27,7 @@ MAX_LANES = 40
 MAX_EVENTS = 12
 TOLD = (EventKind.HIT, EventKind.PREEMPTED, EventKind.REFUSED, EventKind.COPIED, EventKind.FORKED, EventKind.EVICTED,
         EventKind.WITHDRAWN, EventKind.COMPILED, EventKind.STOPPED, EventKind.ABORTED, EventKind.ACCEPTED,
-        EventKind.DROPPED)  # fmt: skip
+        EventKind.DROPPED, EventKind.LOADED)  # fmt: skip
 
 
 def bar(share: float) -> str:
@@ -201,13 +201,22 @@ def _condense(events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
                 yield event
 
 
+def _later(reason: str) -> str:
+    """What becomes of the tokens that a preempted request has computed."""
+    if reason == "swap":
+        return "keeps its KV in host memory"
+    why = reason.removeprefix("recompute: ")
+    return "will compute its tokens again" + (f" ({why})" if why else "")
+
+
 def _tell(event: TraceEvent) -> str:
     who = sequence_name(event.request, event.sequence)
     ids = ", ".join(map(str, event.blocks[:8])) + (", …" if len(event.blocks) > 8 else "")
     blocks = "block" if len(event.blocks) == 1 else "blocks"
     what = {
         EventKind.HIT: f"{who} starts from {event.tokens:,} cached tokens ({blocks} {ids})",
-        EventKind.PREEMPTED: f"{who} is preempted: it gives its blocks back and will compute its tokens again",
+        EventKind.LOADED: f"{who} gets {event.tokens:,} tokens back from host memory ({blocks} {ids})",
+        EventKind.PREEMPTED: f"{who} is preempted: it gives its blocks back and {_later(event.reason)}",
         EventKind.REFUSED: f"{who} has to wait: {event.reason}",
         EventKind.COPIED: f"{who} copies block {' to '.join(map(str, event.blocks))} before it writes",
         EventKind.FORKED: f"{who} forks: it shares {blocks} {ids}",

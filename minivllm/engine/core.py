@@ -40,7 +40,7 @@ class StepResult(Protocol):
 
 
 class Runner(Protocol):
-    """Runs a plan: block copies, then all K/V writes, then attention. `ModelRunner`, or a stand-in without a model."""
+    """Runs a plan: block copies in their order, then all K/V writes, then attention. `ModelRunner`, or a stand-in without a model."""
 
     def execute(self, plan: StepPlan) -> StepResult: ...
 
@@ -213,6 +213,7 @@ class EngineCore:
         for plan in list(self.scheduler.in_flight.plans.values()):
             self.scheduler.update(plan, [[] for _ in plan.groups])
         self.scheduler.kv.reset_prefix_cache()
+        self.scheduler.offload.reset()
 
 
 class Inline(Executor):

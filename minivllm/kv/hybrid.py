@@ -184,7 +184,7 @@ class HybridKVCacheManager(KVCacheManager):
         Each group in turn may only shorten it, until a round changes nothing: what is left suits all. A full group has
         every prefix of what it has, a sliding group may not, so one round is not enough in general.
         """
-        if not self._reads_cache(sequence):
+        if not self.reads_cache(sequence):
             return []
         hashes, before = self.hashes(sequence)[: max(num_tokens - 1, 0) // self.block_size], -1
         while len(hashes) != before:

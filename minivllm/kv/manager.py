@@ -1,8 +1,8 @@
 """The KV cache manager: which sequence holds which blocks, and the order of operations that keeps sharing safe.
 
-Source of the order: vLLM 0.32 `v1/core/kv_cache_manager.py:KVCacheManager.allocate_slots`. Left out: remote loads, draft
-tokens; sliding windows are in `hybrid.py`, which runs one such manager for each group of layers. Added: forks, with copy
-on write (`allocate` returns the copies to run before the forward).
+Source of the order: vLLM 0.32 `v1/core/kv_cache_manager.py:KVCacheManager.allocate_slots`. Left out: draft
+tokens. Elsewhere: sliding windows in `hybrid.py`, which runs one such manager for each group of layers; host memory in
+`offload.py`. Added: forks, with copy on write (`allocate` returns the copies to run before the forward).
 
 Both ends of a copy get one more reference until the step that runs it has completed (`retain`, `release`): whatever
 happens meanwhile (an abort while the forward runs, the next step planned ahead of time), neither block goes to somebody
@@ -69,7 +69,7 @@ class KVCacheManager:
 
         None when caching is off, or when the request wants logprobs of its prompt: those need every position computed.
         """
-        if not self._reads_cache(sequence):
+        if not self.reads_cache(sequence):
             return []
         return longest_hit(self.hashes(sequence), num_tokens, self.block_size, self.pool)
 
@@ -78,7 +78,7 @@ class KVCacheManager:
 
         The block stays alive beside the request's own ones until it is copied: None if there is no room for that too.
         """
-        if self.partial is None or not self._reads_cache(sequence):
+        if self.partial is None or not self.reads_cache(sequence):
             return None
         start = len(hits) * self.block_size
         rest = sequence.tokens(start, min(start + self.block_size, num_tokens - 1))
@@ -119,11 +119,12 @@ class KVCacheManager:
 
     def record_lookup(self, sequence: Sequence, num_hit: int) -> None:
         """Count an admission in the hit statistics, unless it could not read the cache."""
-        if self._reads_cache(sequence):
+        if self.reads_cache(sequence):
             self.stats.queries += sequence.num_tokens
             self.stats.hits += num_hit
 
-    def _reads_cache(self, sequence: Sequence) -> bool:
+    def reads_cache(self, sequence: Sequence) -> bool:
+        """Whether a sequence may start from cached KV: not if logprobs of its prompt are wanted, which need every position."""
         return self.pool.caching and sequence.request.params.prompt_logprobs is None
 
     def blocks_for(self, num_tokens: int) -> int:

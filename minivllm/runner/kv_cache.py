@@ -1,4 +1,4 @@
-"""The KV cache: one tensor a layer, its slots numbered through all blocks."""
+"""The KV cache: one tensor a layer, its slots numbered through all blocks; and host memory for blocks that are kept."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ class KVCache:
     within a head, a block is one run of memory, so that it's gathered as one. Where a step reads and writes is the same
     in all layers and computed once. Nothing is cleared: memory is taken when first written, and what a slot outside a
     row's context holds may be anything, NaN too.
+
+    `host` is [host_blocks, layers, 2 * Hkv, block_size * D], pinned beside a GPU: a block there is one run of memory, because
+    links are slow at small copies.
     """
 
     def __init__(
@@ -28,11 +31,15 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         num_pages: int | None = None,
+        host_blocks: int = 0,
     ) -> None:
         self.num_kv_heads, self.head_dim = config.num_kv_heads, config.head_dim
         self.block_size, self.num_slots = block_size, num_blocks * block_size
         shape = (2 * self.num_kv_heads, self.num_slots, self.head_dim)
         self.layers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_pages or config.num_layers)]
+        host_shape = (host_blocks, len(self.layers), 2 * self.num_kv_heads, block_size * self.head_dim)
+        pinned = self.layers[0].is_cuda and host_blocks > 0
+        self.host = torch.empty(host_shape, dtype=dtype, pin_memory=pinned)
         self._planes = torch.arange(2 * self.num_kv_heads, device=device)[:, None]
         self._scratch = self.layers[0].new_empty(0)
 
@@ -65,6 +72,27 @@ class KVCache:
         if not pairs:
             return
         source, destination = torch.tensor(pairs, device=self._planes.device).unbind(1)
-        for layer in self.layers:
-            blocks = layer.view(len(layer), -1, self.block_size * self.head_dim)
+        for blocks in self._blocks():
             blocks.index_copy_(1, destination, blocks.index_select(1, source))
+
+    def _blocks(self) -> list[Tensor]:
+        """Each layer as [2 * Hkv, num_blocks, block_size * D]."""
+        return [layer.view(len(layer), -1, self.block_size * self.head_dim) for layer in self.layers]
+
+    def store_blocks(self, pairs: Many[tuple[int, int]]) -> None:
+        """Copy blocks (block, host slot) to host memory, all of a layer at once."""
+        if not pairs:
+            return
+        source, destination = torch.tensor(pairs).unbind(1)
+        for i, blocks in enumerate(self._blocks()):
+            gathered = blocks.index_select(1, source.to(blocks.device)).transpose(0, 1)
+            self.host[:, i].index_copy_(0, destination, gathered.cpu())
+
+    def load_blocks(self, pairs: Many[tuple[int, int]]) -> None:
+        """Copy blocks (host slot, block) back from host memory, all of a layer at once."""
+        if not pairs:
+            return
+        source, destination = torch.tensor(pairs).unbind(1)
+        for i, blocks in enumerate(self._blocks()):
+            gathered = self.host[:, i].index_select(0, source).transpose(0, 1)
+            blocks.index_copy_(1, destination.to(blocks.device), gathered.to(blocks.device))

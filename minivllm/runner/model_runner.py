@@ -42,7 +42,9 @@ class ModelRunner:
         groups = form_groups(model.config.windows, config.hybrid)
         self.views, self.places = layer_views(model.config.windows, groups)
         num_pages = max(len(group.layers) for group in groups)
-        self.cache = KVCache(model.config, num_blocks, config.block_size, model.dtype, model.device, num_pages)
+        self.cache = KVCache(
+            model.config, num_blocks, config.block_size, model.dtype, model.device, num_pages, config.host_kv_blocks
+        )
         self.backend = pick_backend(config.attention_backend, model)
         self.attention = BACKENDS[self.backend](self.cache)
         self.ops: layers.LayerOps = cpu if self.backend == "cpp" else layers
@@ -50,6 +52,8 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run the plan's rows. The plan must have at least one row."""
+        self.cache.store_blocks(plan.stores)
+        self.cache.load_blocks(plan.loads)
         self.cache.copy_blocks(plan.copies)
         batches = [build_input_batch(plan, self.block_size, self.model.device, *view) for view in self.views]
         batch = batches[0]

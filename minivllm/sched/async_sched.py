@@ -26,6 +26,7 @@ from collections.abc import Iterable
 
 from minivllm.config import EngineConfig
 from minivllm.kv.manager import KVCacheManager
+from minivllm.kv.offload import Offload
 from minivllm.plan import Emit, EventKind, Row, StepPlan
 from minivllm.request import Request, Sequence, Status
 
@@ -33,11 +34,12 @@ from minivllm.request import Request, Sequence, Status
 class InFlight:
     """The steps that are planned and not completed, and the sequences whose blocks come back when they are."""
 
-    def __init__(self, config: EngineConfig, kv: KVCacheManager, emit: Emit) -> None:
+    def __init__(self, config: EngineConfig, kv: KVCacheManager, offload: Offload, emit: Emit) -> None:
         self.plans: dict[int, StepPlan] = {}
         self.leaving: dict[int, Sequence] = {}  # by uid: in `kv.tables` they still have theirs
         self._depth = config.async_depth
-        self._kv = kv
+        self.num_recomputed = 0  # tokens run again after a preemption
+        self._kv, self._offload = kv, offload
         self._emit = emit
 
     def launch(self, plan: StepPlan, running: Iterable[Request]) -> None:
@@ -51,16 +53,24 @@ class InFlight:
             self._emit(EventKind.AWAITED, reason=reason)
         if plan.rows:
             self.plans[plan.step] = plan
+            self._offload.launch(plan)
         for row in plan.rows:
-            row.sequence.num_computed = row.stop
+            self._advance(row)
             for sequence in row.samples:
                 sequence.num_placeholders += 1
+
+    def _advance(self, row: Row) -> None:
+        sequence = row.sequence
+        sequence.num_computed = row.stop
+        self.num_recomputed += max(min(row.stop, sequence.most_computed) - row.start, 0)
+        sequence.most_computed = max(sequence.most_computed, row.stop)
 
     def land(self, plan: StepPlan) -> None:
         """A step has completed: its copies are made, and blocks that waited for it alone are free."""
         self._emit(EventKind.COMPLETED, start=plan.step)
         del self.plans[plan.step]
         self._kv.release(plan.copies)
+        self._offload.land(plan)
         for sequence in [s for s in self.leaving.values() if not self._touches(s)]:
             del self.leaving[sequence.uid]
             self._kv.free(sequence)

@@ -25,6 +25,7 @@ from itertools import count
 
 from minivllm.config import ConfigError, EngineConfig, RequestError
 from minivllm.kv.hybrid import ONE_GROUP, Windows, longest_request, make_manager, request_blocks
+from minivllm.kv.offload import Move, Offload
 from minivllm.plan import EventKind, Row, StepPlan
 from minivllm.request import FinishReason, Request, SampledToken, Sequence, Status
 from minivllm.sched.async_sched import InFlight, is_stale
@@ -64,7 +65,8 @@ class Scheduler:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.recorder = recorder or Recorder()
         self.kv = make_manager(config, num_blocks, windows, self.recorder.emit)
-        self.in_flight = InFlight(config, self.kv, self.recorder.emit)
+        self.offload = Offload(config, self.kv, windows, self.recorder.emit)
+        self.in_flight = InFlight(config, self.kv, self.offload, self.recorder.emit)
         self.waiting = make_queue(config.policy)
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
@@ -187,12 +189,9 @@ class Scheduler:
             self._schedule_waiting(step)
         self.kv.add_tables(step.plan.rows)
         for row in step.plan.rows:
+            who = row.sequence
             self.recorder.emit(
-                EventKind.SCHEDULED,
-                request=row.sequence.request.id,
-                sequence=row.sequence.index,
-                start=row.start,
-                tokens=row.num_tokens,
+                EventKind.SCHEDULED, request=who.request.id, sequence=who.index, start=row.start, tokens=row.num_tokens
             )
         for request in self.running:
             for sequence in request.live:
@@ -243,7 +242,9 @@ class Scheduler:
 
     def _preempt(self, step: Step, request: Request) -> None:
         """Take all blocks of a request back; it waits again with nothing computed. What it published stays hittable."""
-        for row in [r for r in step.plan.rows if r.sequence.request is request]:
+        rows = [row for row in step.plan.rows if row.sequence.request is request]
+        reason = self.offload.swap_out(request, rows)
+        for row in rows:
             step.plan.rows.remove(row)
             step.budget += row.num_tokens
             self.kv.withdraw(row.sequence)  # those hashes promise KV that this step will not write
@@ -258,7 +259,7 @@ class Scheduler:
         self.num_preemptions += 1
         self.running.remove(request)
         self.waiting.push_back(request)
-        self.recorder.emit(EventKind.PREEMPTED, request=request.id)
+        self.recorder.emit(EventKind.PREEMPTED, request=request.id, reason=reason)
 
     def _schedule_waiting(self, step: Step) -> None:
         """Admit waiting requests in order while they fit. The first that doesn't blocks those behind it: that is the fairness.
@@ -287,18 +288,19 @@ class Scheduler:
         trunk = request.live[0]
         hits = self.kv.lookup(trunk, target(trunk))
         partial = self.kv.lookup_partial(trunk, hits, target(trunk))
-        num_cached = self.kv.num_cached(hits, partial)
+        in_host = self.offload.lookup(trunk, len(hits), target(trunk))
+        num_cached = self.kv.num_cached(hits, partial) + in_host.num_tokens
         num_new = self._share(step, target(trunk) - num_cached)
         if num_new == 0:
             return "budget"
         others_run = bool(self.running)
         if self.config.reserve_full_prompt and not self.kv.fits_whole(request, hits, watermark=others_run):
             return "blocks for the whole prompt"
-        copies = self.kv.allocate(trunk, num_new, hits, partial, watermark=others_run)
+        copies = self.kv.allocate(trunk, in_host.num_tokens + num_new, hits, partial, watermark=others_run)
         if copies is None:
             return "blocks"
         self._start(request, trunk, num_cached)
-        self._plan_row(step, trunk, num_new, copies)
+        self._plan_row(step, trunk, num_new, copies, self.offload.load(trunk, len(hits), in_host))
         return ""
 
     def _start(self, request: Request, trunk: Sequence, num_cached: int) -> None:
@@ -310,7 +312,9 @@ class Scheduler:
         request.status = Status.RUNNING
         self.running.append(request)
 
-    def _plan_row(self, step: Step, sequence: Sequence, num_new: int, copies: list[tuple[int, int]]) -> None:
+    def _plan_row(
+        self, step: Step, sequence: Sequence, num_new: int, copies: list[Move], loads: tuple[Move, ...] = ()
+    ) -> None:
         start = sequence.num_computed
         samples: tuple[Sequence, ...] = ()
         num_drafts = start + num_new - sequence.num_expected
@@ -320,8 +324,9 @@ class Scheduler:
             fresh = not sequence.output_token_ids
             samples = tuple(sequence.request.live) if samples and fresh else ()
         drafts = tuple(sequence.drafts[: max(num_drafts, 0)])
-        blocks = self.kv.block_ids(sequence)
-        step.plan.rows.append(Row(sequence, start, num_new, blocks, samples, tuple(copies), drafts=drafts))
+        table = self.kv.block_ids(sequence)
+        row = Row(sequence, start, num_new, table, samples, tuple(copies), drafts=drafts, loads=loads)
+        step.plan.rows.append(row)
         step.budget -= num_new
 
     def update(self, plan: StepPlan, drawn: list[list[SampledToken]]) -> list[tuple[Sequence, SampledToken]]:
@@ -349,6 +354,7 @@ class Scheduler:
             self.kv.record_written(row.sequence, row.start, row.stop - len(row.drafts))
             if self.config.publish_at == "compute":
                 self.kv.publish(row.sequence, row.stop)
+            self.offload.store_computed(row)
             if not row.sequence.request.forked and row.stop == target(row.sequence):
                 self._fork(row.sequence)
             if row.drafts:
@@ -393,12 +399,9 @@ class Scheduler:
         if sequence.finished:
             return False
         request = sequence.request
+        drawn = (token.token_id,)
         self.recorder.emit(
-            EventKind.SAMPLED,
-            request=request.id,
-            sequence=sequence.index,
-            token_ids=(token.token_id,),
-            parent=token.parent,
+            EventKind.SAMPLED, request=request.id, sequence=sequence.index, token_ids=drawn, parent=token.parent
         )
         sequence.output_token_ids.append(token.token_id)
         if token.logprob is not None:
@@ -418,6 +421,7 @@ class Scheduler:
         """End one sequence; with its last one the request ends too."""
         sequence.finish_reason = reason
         self.in_flight.free(sequence)
+        self.offload.forget(sequence)
         request = sequence.request
         self.recorder.emit(EventKind.FINISHED, request=request.id, sequence=sequence.index, reason=str(reason))
         if request.live:
@@ -432,6 +436,7 @@ class Scheduler:
     def integrity(self) -> None:
         """Raise `AssertionError` unless every request is in exactly one place and the cache's books balance."""
         self.kv.integrity()
+        self.offload.integrity()
         waiting = list(self.waiting)
         assert {r.id for r in waiting} | {r.id for r in self.running} == set(self.requests), "a request is lost"
         assert len(waiting) + len(self.running) == len(self.requests), "a request is in two places"

@@ -143,3 +143,18 @@ def test_of_many_decisions_the_first_are_told_and_the_rest_counted():
     told = tell_events([TraceEvent(step, EventKind.PREEMPTED, "a") for step in range(20)], limit=5)
     assert len(told) == 6
     assert "15 more" in told[-1]
+
+
+def test_a_preemption_tells_what_becomes_of_the_tokens():
+    reasons = ("", "swap", "recompute: the host tier is full")
+    told = tell_events([TraceEvent(1, EventKind.PREEMPTED, "a", reason=reason) for reason in reasons])
+    assert [line.split(" and ")[1] for line in told] == [
+        "will compute its tokens again",
+        "keeps its KV in host memory",
+        "will compute its tokens again (the host tier is full)",
+    ]
+
+
+def test_tokens_from_host_memory_are_told():
+    (line,) = tell_events([TraceEvent(1, EventKind.LOADED, "a", blocks=(3,), tokens=4)])
+    assert line.endswith("gets 4 tokens back from host memory (block 3)")
