@@ -60,7 +60,7 @@ CASES = (
     {"batch": 1, "masks": 1, "vocab": 1},
     {"batch": 2, "masks": 2, "vocab": 5000},
 )
-FREE = {("logits", 0)}
+FREE = {("logits", 0), ("logits", 1)}
 TOL = {torch.bfloat16: 0.0, torch.float16: 0.0, torch.float32: 0.0}
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import triton
+import triton.language as tl
 from torch import Tensor, device, dtype
 
 
@@ -48,6 +49,12 @@ class Build:
 def power_of_2(n: int) -> int:
     """The smallest power of two that's at least n: Triton's tiles have no other sizes."""
     return triton.next_power_of_2(max(n, 1))
+
+
+def dot_dtype(kind: dtype) -> tl.dtype:
+    """The dtype that matrix products multiply for tensors of this dtype: its own, but float32 in Triton's interpreter,
+    which multiplies bfloat16 as if its bits were integers (`interpreter.py:create_dot`, Triton 3.7 and 3.9)."""
+    return tl.float32 if triton.knobs.runtime.interpret else getattr(tl, str(kind).removeprefix("torch."))
 
 
 def check_device(name: str, tensor: Tensor) -> device:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Generator, Tensor
 
-from minivllm_kernels.gpu.form import Build, check, check_device, check_dtype, check_rank, power_of_2
+from minivllm_kernels.gpu.form import Build, check, check_device, check_dtype, check_rank, dot_dtype, power_of_2
 
 MIN_DOT = 16
 """Triton's matrix products have no smaller dimension."""
@@ -44,10 +44,10 @@ def ref(
 def kernel(
     q, cache, tables, lengths, out, q_stride, table_stride, plane_stride, window, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """One program a row and KV head: the GROUP heads that share it read its K and V once. `scale` is log2(e) / sqrt(D):
-    exp2 is the instruction that GPUs have."""
+    exp2 is the instruction that GPUs have. `DOT` is the dtype of what matrix products multiply."""
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1).to(tl.int64)
     length = tl.load(lengths + row)
@@ -55,7 +55,7 @@ def kernel(
     element = tl.arange(0, BLOCK_D)[None, :]
     head = (kv_head * GROUP + in_group) * DIM + element
     head_mask = (in_group < GROUP) & (element < DIM)
-    query = tl.load(q + row * q_stride + head, head_mask, other=0.0)
+    query = tl.load(q + row * q_stride + head, head_mask, other=0.0).to(DOT)
     k_plane = cache + kv_head * plane_stride
     v_plane = cache + (KV_HEADS + kv_head) * plane_stride
     first = tl.maximum(length - window, 0)
@@ -71,14 +71,14 @@ def kernel(
         tile = slot[:, None] * DIM + element
         tile_mask = live[:, None] & (element < DIM)
         # dead slots may hold NaN, which no weight of zero would remove: they aren't read
-        k = tl.load(k_plane + tile, tile_mask, other=0.0)
+        k = tl.load(k_plane + tile, tile_mask, other=0.0).to(DOT)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         scores = tl.where(live[None, :], scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp2(scores - new_largest[:, None])
         rescale = tl.exp2(largest - new_largest)
-        v = tl.load(v_plane + tile, tile_mask, other=0.0)
-        acc = acc * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        v = tl.load(v_plane + tile, tile_mask, other=0.0).to(DOT)
+        acc = acc * rescale[:, None] + tl.dot(weights.to(DOT), v, input_precision="ieee")
         total = total * rescale + tl.sum(weights, 1)
         largest = new_largest
     result = acc / tl.where(total == 0, 1.0, total)[:, None]
@@ -105,7 +105,7 @@ def launch(
         q, cache, tables, lengths, out, q.stride(0), tables.stride(0), slots * dim,
         slots if window is None else window, math.log2(math.e) / math.sqrt(dim),
         KV_HEADS=planes // 2, GROUP=group, DIM=dim, BLOCK_SIZE=block_size,
-        BLOCK_G=max(power_of_2(group), MIN_DOT), BLOCK_D=max(power_of_2(dim), MIN_DOT), TILE=TILE,
+        BLOCK_G=max(power_of_2(group), MIN_DOT), BLOCK_D=max(power_of_2(dim), MIN_DOT), TILE=TILE, DOT=dot_dtype(kind),
     )  # fmt: skip
 
 
@@ -175,7 +175,8 @@ AOT = (
         "32 heads of 128 on 8, blocks of 16, 4096 slots, bf16",
         {"q": "*bf16:16", "cache": "*bf16:16", "tables": "*i64:16", "lengths": "*i64:16", "out": "*bf16:16"}
         | {"q_stride": "i32:16", "table_stride": "i32", "plane_stride": "i32:16", "window": "i32", "scale": "fp32"},
-        {"KV_HEADS": 8, "GROUP": 4, "DIM": 128, "BLOCK_SIZE": 16, "BLOCK_G": 16, "BLOCK_D": 128, "TILE": TILE},
+        {"KV_HEADS": 8, "GROUP": 4, "DIM": 128, "BLOCK_SIZE": 16, "BLOCK_G": 16, "BLOCK_D": 128, "TILE": TILE}
+        | {"DOT": tl.bfloat16},
         {"rows": 64, "kv_heads": 8, "group": 4, "dim": 128, "longest": 4096, "window": None},
         blocks_per_sm=4,
     ),

@@ -72,7 +72,7 @@ CASES = (
     {"tokens": 4, "size": 576, "add": False, "wide": True},
 )
 FREE: set[tuple[str, int]] = set()
-TOL = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 1e-5}
+TOL = {torch.bfloat16: 1.6e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 
 
 def inputs(

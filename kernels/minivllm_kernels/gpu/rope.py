@@ -78,7 +78,7 @@ CASES = (
     {"tokens": 2, "heads": 9, "dim": 64, "interleaved": False},
 )
 FREE = {("x", 1)}
-TOL = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 1e-5}
+TOL = {torch.bfloat16: 1.6e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 
 
 def inputs(

@@ -53,7 +53,7 @@ CASES = (
     {"tokens": 2, "inner": 1536},
 )
 FREE: set[tuple[str, int]] = set()
-TOL = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 1e-5}
+TOL = {torch.bfloat16: 1.6e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 
 
 def inputs(dtype: torch.dtype, generator: Generator, *, tokens: int, inner: int) -> dict[str, object]:

@@ -32,13 +32,15 @@ def kernel(
     slot = tl.load(slots + token)
     head = tl.arange(0, BLOCK_H)[:, None]
     element = tl.arange(0, BLOCK_D)[None, :]
-    mask = (head < HEADS) & (element < DIM) & (slot >= 0)
+    mask = (head < HEADS) & (element < DIM)
     source = head * DIM + element
     # a cache passes 2**31 elements, and so may a plane's first element
     target = head.to(tl.int64) * plane_stride + slot * DIM + element
-    tl.store(cache + target, tl.load(k + token * k_stride + source, mask), mask)
     values = cache + tl.cast(plane_stride, tl.int64) * HEADS
-    tl.store(values + target, tl.load(v + token * v_stride + source, mask), mask)
+    if slot >= 0:
+        tl.store(cache + target, tl.load(k + token * k_stride + source, mask), mask)
+        tl.store(values + target, tl.load(v + token * v_stride + source, mask), mask)
+
 
 
 def launch(k: Tensor, v: Tensor, slots: Tensor, cache: Tensor) -> None:
