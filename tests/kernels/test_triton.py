@@ -118,7 +118,9 @@ def test_a_file_has_its_sections(name):
     kernel = KERNELS[name]
     sections = "ref kernel launch WRITES SIZES CASES FREE inputs TOL AOT bytes_moved flops".split()
     source = open(kernel.__file__, encoding="utf-8").read()
-    starts = [source.index(f"\n{mark}") for mark in ("def ref(", "@triton.jit\ndef kernel(", "def launch(", *sections[3:7])]
+    starts = [
+        source.index(f"\n{mark}") for mark in ("def ref(", "@triton.jit\ndef kernel(", "def launch(", *sections[3:7])
+    ]
     assert starts == sorted(starts)
     assert all(hasattr(kernel, section) for section in sections)
     assert all(set(case) == set(kernel.SIZES) for case in kernel.CASES)

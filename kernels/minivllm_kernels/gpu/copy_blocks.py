@@ -52,7 +52,13 @@ def launch(cache: Tensor, sources: Tensor, destinations: Tensor, block_size: int
 
 
 WRITES = ("cache",)
-SIZES = {"pairs": range(4), "kv_heads": (1, 2, 3), "dim": (1, 24, 64), "block_size": (1, 3, 16, 48), "blocks": range(8, 12)}
+SIZES = {
+    "pairs": range(4),
+    "kv_heads": (1, 2, 3),
+    "dim": (1, 24, 64),
+    "block_size": (1, 3, 16, 48),
+    "blocks": range(8, 12),
+}
 CASES = (
     {"pairs": 3, "kv_heads": 3, "dim": 24, "block_size": 5, "blocks": 9},
     {"pairs": 0, "kv_heads": 2, "dim": 16, "block_size": 16, "blocks": 4},

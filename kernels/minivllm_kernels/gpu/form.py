@@ -41,6 +41,8 @@ class Build:
     blocks_per_sm: int = 8
     wide_loads: bool = True
     """Whether it must read global memory 128 bits at a time."""
+    matrix: bool = False
+    """Whether it must use tensor cores."""
     itemsize: int = 2
     not_on: Mapping[int, str] = field(default_factory=dict)
     """Compute capabilities it isn't compiled for, and why."""

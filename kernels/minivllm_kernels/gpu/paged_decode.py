@@ -179,6 +179,7 @@ AOT = (
         | {"DOT": tl.bfloat16},
         {"rows": 64, "kv_heads": 8, "group": 4, "dim": 128, "longest": 4096, "window": None},
         blocks_per_sm=4,
+        matrix=True,
     ),
 )
 
@@ -191,8 +192,6 @@ def bytes_moved(
     return rows * kv_heads * dim * itemsize * (2 * seen + 2 * group)
 
 
-def flops(
-    *, rows: int, kv_heads: int, group: int, dim: int, longest: int, window: int | None, **_: int
-) -> int:
+def flops(*, rows: int, kv_heads: int, group: int, dim: int, longest: int, window: int | None, **_: int) -> int:
     """Two matrix products, a multiplication and an addition an element."""
     return 4 * rows * kv_heads * group * dim * min(longest, window or longest)

@@ -38,12 +38,14 @@ def kernel(
     s = tl.load(sin + token * sin_stride + angle, angle < HALF, other=0.0).to(tl.float32)[None, :]
     head = tl.arange(0, BLOCK_H)
     if INTERLEAVED:
-        # pairs are read whole and split in registers: reading a and b apart would be two loads that skip every other element
-        pair = angle[:, None] * 2 + tl.arange(0, 2)[None, :]
-        both = x + token * x_stride + head[:, None, None] * (2 * HALF) + pair[None, :, :]
-        mask = (head[:, None, None] < HEADS) & (pair[None, :, :] < 2 * HALF)
-        a, b = tl.split(tl.load(both, mask, other=0.0).to(tl.float32))
-        tl.store(both, tl.join(a * c - b * s, b * c + a * s).to(x.dtype.element_ty), mask)
+        # a head is read in one piece and its pairs parted in registers: a and b apart would skip every other element
+        element = tl.arange(0, 2 * BLOCK)[None, :]
+        both = x + token * x_stride + head[:, None] * (2 * HALF) + element
+        mask = (head[:, None] < HEADS) & (element < 2 * HALF)
+        pairs = tl.load(both, mask, other=0.0).to(tl.float32)
+        a, b = tl.split(tl.reshape(pairs, [BLOCK_H, BLOCK, 2]))
+        turned = tl.reshape(tl.join(a * c - b * s, b * c + a * s), [BLOCK_H, 2 * BLOCK])
+        tl.store(both, turned.to(x.dtype.element_ty), mask)
     else:
         first = x + token * x_stride + head[:, None] * (2 * HALF) + angle[None, :]
         mask = (head[:, None] < HEADS) & (angle[None, :] < HALF)

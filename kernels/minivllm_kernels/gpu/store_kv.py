@@ -42,7 +42,6 @@ def kernel(
         tl.store(values + target, tl.load(v + token * v_stride + source, mask), mask)
 
 
-
 def launch(k: Tensor, v: Tensor, slots: Tensor, cache: Tensor) -> None:
     """As `ref`. Tokens of k and v may lie apart (slices of a wider projection). Slots are trusted to be below S and to
     differ."""
