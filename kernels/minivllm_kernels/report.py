@@ -84,7 +84,8 @@ def compile_for(kernel: ModuleType, build: Build, capability: int) -> CompiledKe
     aligned = [name for name, kind in build.arguments.items() if kind.endswith(":16")]
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(kernel.kernel, signature, dict(build.constants), attributes)
-    return triton.compile(source, GPUTarget("cuda", capability, WARP), {"num_warps": build.num_warps})
+    options = {"num_warps": build.num_warps, "enable_fp_fusion": True}
+    return triton.compile(source, GPUTarget("cuda", capability, WARP), options)
 
 
 def resources(binary: bytes) -> tuple[int, int]:
@@ -198,12 +199,12 @@ def print_hopper() -> list[str]:
 
 def print_others() -> None:
     """Print what the builds compile to for other cards, and why not where they aren't compiled."""
-    print("\n" + f"{'kernel':14}{'sizes':56}" + "".join(f"{f'sm_{c} ({name})':24}" for c, name in OTHERS.items()))
-    notes = []
+    print(f"\n{'kernel':14}{'sizes':56}" + "".join(f"{f'sm_{c} ({name})':24}" for c, name in OTHERS.items()))
     for name, kernel, build in builds():
         print(f"{name:14}{build.label:56}" + "".join(f"{elsewhere(kernel, build, c):24}" for c in OTHERS))
-        notes += [f"{name} on sm_{capability}: {why}" for capability, why in build.not_on.items()]
-    print("\n".join(["", *notes]) if notes else "", end="\n")
+    for name, _, build in builds():
+        for capability, why in build.not_on.items():
+            print(f"\n{name}, not on sm_{capability}: {why}")
 
 
 def main() -> int:
@@ -213,7 +214,8 @@ def main() -> int:
         return 2
     broken = print_hopper()
     print_others()
-    print("\n".join(broken), file=sys.stderr, end="\n" if broken else "")
+    for promise in broken:
+        print(promise, file=sys.stderr)
     return 1 if broken else 0
 
 

@@ -4,9 +4,15 @@ One file for all: what to try is said by the kernels' files (`minivllm_kernels/g
 """
 
 import importlib.util
+import os
+import re
+import signal
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +29,11 @@ GUARD = 4096
 
 NAN = float("nan")
 POISONS = (NAN, 7.0)
+
+SECTIONS = (
+    "def ref(", "@triton.jit\ndef kernel(", "def launch(", "WRITES = ", "SIZES = ", "CASES = ", "FREE", "TOL = ",
+    "def inputs(", "AOT = ", "def bytes_moved(", "def flops(",
+)  # fmt: skip
 
 Arguments = dict[str, object]
 
@@ -110,28 +121,28 @@ def prove(kernel: types.ModuleType, dtype: torch.dtype, sizes: dict, seed: int =
         same(memory[name], memory_wanted[name], kernel.TOL[dtype] if name in kernel.WRITES else 0)
 
 
+def prove_cases(kernel: types.ModuleType, dtype: torch.dtype) -> None:
+    for sizes in kernel.CASES:
+        for poison in POISONS:
+            prove(kernel, dtype, sizes, poison=poison)
+
+
 every_kernel = pytest.mark.parametrize("name", KERNELS)
 
 
 @every_kernel
 def test_a_file_has_its_sections(name):
     kernel = KERNELS[name]
-    sections = "ref kernel launch WRITES SIZES CASES FREE inputs TOL AOT bytes_moved flops".split()
-    source = open(kernel.__file__, encoding="utf-8").read()
-    starts = [
-        source.index(f"\n{mark}") for mark in ("def ref(", "@triton.jit\ndef kernel(", "def launch(", *sections[3:7])
-    ]
+    source = Path(kernel.__file__).read_text(encoding="utf-8")
+    starts = [source.index(f"\n{section}") for section in SECTIONS]
     assert starts == sorted(starts)
-    assert all(hasattr(kernel, section) for section in sections)
     assert all(set(case) == set(kernel.SIZES) for case in kernel.CASES)
 
 
 @every_kernel
 def test_equals_its_specification_in_all_cases(name):
     for dtype in KERNELS[name].TOL:
-        for sizes in KERNELS[name].CASES:
-            for poison in POISONS:
-                prove(KERNELS[name], dtype, sizes, poison=poison)
+        prove_cases(KERNELS[name], dtype)
 
 
 @every_kernel
@@ -155,6 +166,17 @@ def wrong_tensors(kernel: types.ModuleType, name: str, tensor: torch.Tensor) -> 
             yield f"size of dimension {dimension}", torch.cat((tensor, tensor.narrow(dimension, 0, 1)), dimension)
 
 
+@contextmanager
+def raises_naming(arguments: str, what: str) -> Iterator[None]:
+    """The block raises a `ValueError` that begins with the name of one of these arguments."""
+    said = "nothing was raised"
+    try:
+        yield
+    except ValueError as error:
+        said = str(error)
+    assert re.match(rf"({arguments}): ", said), f"{what}: {said}"
+
+
 @every_kernel
 def test_a_wrong_tensor_is_refused_by_name_before_anything_is_written(name):
     kernel = KERNELS[name]
@@ -166,9 +188,8 @@ def test_a_wrong_tensor_is_refused_by_name_before_anything_is_written(name):
             before = {name: value.clone() for name, value in tensors(arguments).items()}
             # where several arguments share a size, any of them may be the one that's blamed
             blamed = argument if what in ("device", "stride", "rank") else "|".join(right)
-            with pytest.raises(ValueError, match=rf"^({blamed}): "):
+            with raises_naming(blamed, f"{name}, {argument} with a wrong {what}"):
                 kernel.launch(**arguments)
-                pytest.fail(f"{name} took {argument} with a wrong {what}")
             for other, value in tensors(arguments).items():
                 if value.device.type == "cpu":
                     same(value, before[other])
@@ -192,7 +213,7 @@ def test_a_wrong_number_is_refused_by_name(name, argument, value):
 
 def mutant(kernel: types.ModuleType, right: str, wrong: str, folder) -> types.ModuleType:
     """A kernel's file with one thing said otherwise."""
-    source = open(kernel.__file__, encoding="utf-8").read()
+    source = Path(kernel.__file__).read_text(encoding="utf-8")
     assert right in source
     path = folder / "mutant.py"
     path.write_text(source.replace(right, wrong), encoding="utf-8")
@@ -207,9 +228,24 @@ def mutant(kernel: types.ModuleType, right: str, wrong: str, folder) -> types.Mo
 def test_a_fault_is_caught_by_the_cases(name, right, wrong, tmp_path):
     faulty = mutant(KERNELS[name], right, wrong, tmp_path)
     with pytest.raises(AssertionError):
-        for sizes in faulty.CASES:
-            for poison in POISONS:
-                prove(faulty, torch.float32, sizes, poison=poison)
+        prove_cases(faulty, torch.float32)
+
+
+def at_the_end_of_memory(*files: str) -> subprocess.CompletedProcess:
+    script = Path(__file__).with_name("end_of_memory.py")
+    return subprocess.run([sys.executable, script, *files], capture_output=True, text=True, timeout=100)
+
+
+def test_nothing_past_the_end_is_touched_not_even_to_be_masked_afterwards():
+    done = at_the_end_of_memory(*(kernel.__file__ for kernel in KERNELS.values()))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_read_past_the_end_that_leaves_no_trace_is_caught(tmp_path):
+    right = "tl.load(gate_up + row * 2 * INNER + INNER + element, mask, other=0.0)"
+    faulty = mutant(KERNELS["silu_mul"], right, right.replace(", mask, other=0.0", ""), tmp_path)
+    prove_cases(faulty, torch.float32)
+    assert at_the_end_of_memory(faulty.__file__).returncode == -signal.SIGSEGV
 
 
 def test_every_kernel_has_seeded_faults():
@@ -229,3 +265,19 @@ def test_offsets_into_a_cache_are_64_bits_wide(name):
         KERNELS["copy_blocks"].launch(cache, source, destination, 16)
         last -= 16
     assert cache[:, last, 0].tolist() == [1, 1, 2, 2]
+
+
+def test_a_cache_is_read_with_offsets_64_bits_wide():
+    """The last head's values lie past 2**31 elements."""
+    kv_heads, slots, dim = 2, 2**25 + 2**20, 16
+    cache = torch.empty(2 * kv_heads, slots, dim, dtype=torch.bfloat16)
+    last = slots // 16 - 1
+    cache[:, -16:] = torch.arange(4)[:, None, None]
+    q, out = torch.ones(1, kv_heads, dim, dtype=torch.bfloat16), torch.zeros(1, kv_heads, dim, dtype=torch.bfloat16)
+    KERNELS["paged_decode"].launch(q, cache, torch.tensor([[last]]), torch.tensor([16]), out, 16)
+    assert out[0, :, 0].tolist() == [2, 3]
+
+
+def test_kernels_import_triton_and_nothing_else_does():
+    code = "import sys, minivllm_kernels.cpu, minivllm_kernels.gpu; sys.exit('triton' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})

@@ -35,7 +35,7 @@ def kernel(logits, bitmask, rows, vocab, words, BLOCK: tl.constexpr):
     forbidden = ((bits[:, None] >> bit[None, :]) & 1) == 0
     token = word[:, None] * 32 + bit[None, :]
     target = logits + tl.load(rows + mask_row) * vocab + token
-    minus_infinity = tl.full([BLOCK, 32], float("-inf"), logits.dtype.element_ty)
+    minus_infinity = tl.full([BLOCK, 32], float("-inf"), tl.float32).to(logits.dtype.element_ty)
     tl.store(target, minus_infinity, forbidden & (token < vocab))
 
 

@@ -46,7 +46,7 @@ def launch(k: Tensor, v: Tensor, slots: Tensor, cache: Tensor) -> None:
     """As `ref`. Tokens of k and v may lie apart (slices of a wider projection). Slots are trusted to be below S and to
     differ."""
     tokens, heads, dim = check_rank("k", k, 3)
-    planes, num_slots, _ = check_rank("cache", cache, 3)
+    _, num_slots, _ = check_rank("cache", cache, 3)
     where, kind = check_device("k", k), check_dtype("k", k, TOL)
     check("k", k, where, kind, (tokens, heads, dim), rows=1)
     check("v", v, where, kind, (tokens, heads, dim), rows=1)
