@@ -14,7 +14,7 @@ from minivllm.calc import hw
 from minivllm_kernels import gpu, report
 from minivllm_kernels.report import Facts, broken_promises
 
-BUILD = gpu.load("paged_decode").AOT[0]
+BUILD = gpu.load("paged_decode").AOT[1]  # 32 heads of 128 on 8
 GOOD = Facts(registers=128, spilled=0, shared=39424, load_bits=128, matrix="mma", blocks=4)
 
 

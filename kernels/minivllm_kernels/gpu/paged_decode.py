@@ -21,8 +21,10 @@ from minivllm_kernels.gpu.form import Build, check, check_device, check_dtype, c
 
 MIN_DOT = 16
 """Triton's matrix products have no smaller dimension."""
-TILE = 64
-"""Slots read at once."""
+MAX_TILE = 64
+"""Slots read at once, at most."""
+TILE_BYTES = 16 * 1024
+"""Bytes of K read at once, at most: more, of heads of 256 in float32, spill registers."""
 MAX_DIM = 256
 
 
@@ -105,8 +107,14 @@ def launch(
         q, cache, tables, lengths, out, q.stride(0), tables.stride(0), slots * dim,
         slots if window is None else window, math.log2(math.e) / math.sqrt(dim),
         KV_HEADS=planes // 2, GROUP=group, DIM=dim, BLOCK_SIZE=block_size,
-        BLOCK_G=max(power_of_2(group), MIN_DOT), BLOCK_D=max(power_of_2(dim), MIN_DOT), TILE=TILE, DOT=dot_dtype(kind),
+        BLOCK_G=max(power_of_2(group), MIN_DOT), BLOCK_D=max(power_of_2(dim), MIN_DOT),
+        TILE=tile_slots(dim, q.element_size()), DOT=dot_dtype(kind),
     )  # fmt: skip
+
+
+def tile_slots(dim: int, itemsize: int) -> int:
+    """Slots read at once for heads of `dim` elements of so many bytes."""
+    return max(MIN_DOT, min(MAX_TILE, TILE_BYTES // (power_of_2(dim) * itemsize)))
 
 
 def check_sizes(heads: int, dim: int, planes: int, slots: int, block_size: int, window: int | None) -> None:
@@ -170,21 +178,24 @@ def inputs(
     }
 
 
-AOT = (
-    Build(
-        "32 heads of 128 on 8, blocks of 16, 4096 slots, bf16",
+def build(kv_heads: int, group: int, dim: int, blocks_per_sm: int) -> Build:
+    """64 rows of 4096 slots in blocks of 16."""
+    return Build(
+        f"{kv_heads * group} heads of {dim} on {kv_heads}, 4096 slots, bf16",
         {"q": "*bf16:16", "cache": "*bf16:16", "tables": "*i64:16", "lengths": "*i64:16", "out": "*bf16:16"}
         | {"q_stride": "i32:16", "table_stride": "i32", "plane_stride": "i32:16", "window": "i32", "scale": "fp32"},
-        {"KV_HEADS": 8, "GROUP": 4, "DIM": 128, "BLOCK_SIZE": 16, "BLOCK_G": 16, "BLOCK_D": 128, "TILE": TILE}
-        | {"DOT": tl.bfloat16},
-        {"rows": 64, "kv_heads": 8, "group": 4, "dim": 128, "longest": 4096, "window": None},
-        blocks_per_sm=4,
+        {"KV_HEADS": kv_heads, "GROUP": group, "DIM": dim, "BLOCK_SIZE": 16, "BLOCK_G": MIN_DOT, "BLOCK_D": dim}
+        | {"TILE": tile_slots(dim, 2), "DOT": tl.bfloat16},
+        {"rows": 64, "kv_heads": kv_heads, "group": group, "dim": dim, "longest": 4096, "window": None},
+        blocks_per_sm=blocks_per_sm,
         matrix=True,
         not_on={
             75: "Triton has no tensor-core instruction for it there, and its products' scalar code spills registers"
         },
-    ),
-)
+    )
+
+
+AOT = (build(3, 3, 64, blocks_per_sm=6), build(8, 4, 128, blocks_per_sm=4), build(8, 2, 256, blocks_per_sm=3))
 
 
 def bytes_moved(
