@@ -200,7 +200,7 @@ def print_hopper() -> list[str]:
 def print_others() -> None:
     """Print what the builds compile to for other cards, and why not where they aren't compiled."""
     print(f"\n{'kernel':14}{'sizes':46}" + "".join(f"{f'sm_{c} ({name})':24}" for c, name in OTHERS.items()))
-    reasons = {}
+    reasons: dict[tuple[str, int], str] = {}
     for name, kernel, build in builds():
         print(f"{name:14}{build.label:46}" + "".join(f"{elsewhere(kernel, build, c):24}" for c in OTHERS))
         reasons |= {(name, capability): why for capability, why in build.not_on.items()}
