@@ -1,0 +1,19 @@
+"""Triton kernels, one file each, all of one form (`form.py`). Importing this package imports no Triton; a kernel's file does."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+FORM = "form"
+
+
+def kernel_names() -> list[str]:
+    """The names of all kernels: this package's files but `form`."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != FORM)
+
+
+def load(name: str) -> ModuleType:
+    """The file of a kernel; raises `ImportError` where Triton isn't installed."""
+    return importlib.import_module(f"{__name__}.{name}")

@@ -1,0 +1,104 @@
+"""The form of a kernel's file, and what all of them check and compile with.
+
+A file says, in this order: the formula and its paper (its docstring);
+`ref(...)`, the specification in torch; `kernel`, in Triton; `launch(...)`, with the arguments of `ref` and the same effect;
+`WRITES`, the arguments that are written, all others being left alone;
+`SIZES`, for each size the values tests draw from; `CASES`, sizes that are always tried;
+`FREE`, (argument, dimension) whose size nothing else fixes; `inputs(dtype, generator, **sizes)`, arguments of those sizes;
+`TOL`, by dtype the largest difference from `ref`, relative and absolute;
+`AOT`, what's compiled ahead of time and what must hold for the result;
+`bytes_moved(itemsize, **sizes)` and `flops(**sizes)`, what the job needs however it's done.
+
+`launch` refuses a wrong argument with `ValueError`, naming it, before anything is written. What is inside index tensors
+is trusted: reading it would make the CPU wait for the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor, device, dtype
+
+
+@dataclass(frozen=True)
+class Build:
+    """One ahead-of-time compilation of a kernel for sizes of a real model, and what's expected of it.
+
+    `arguments` gives Triton's type of every run-time argument, with `:16` where the value (an address in bytes, a size in
+    elements) is divisible by 16; `constants` the compile-time ones. `sizes` are those that bytes and FLOPs are counted for.
+    `blocks_per_sm` is how many thread blocks must fit on a streaming multiprocessor at once, to hide memory's latency.
+    """
+
+    label: str
+    arguments: Mapping[str, str]
+    constants: Mapping[str, Any]
+    sizes: Mapping[str, Any]
+    num_warps: int = 4
+    blocks_per_sm: int = 8
+    wide_loads: bool = True
+    """Whether it must read global memory 128 bits at a time."""
+    matrix: bool = False
+    """Whether it must use tensor cores."""
+    itemsize: int = 2
+    not_on: Mapping[int, str] = field(default_factory=dict)
+    """Compute capabilities it isn't compiled for, and why."""
+
+
+def power_of_2(n: int) -> int:
+    """The smallest power of two that's at least n: Triton's tiles have no other sizes."""
+    return triton.next_power_of_2(max(n, 1))
+
+
+def dot_dtype(kind: dtype) -> tl.dtype:
+    """The dtype that matrix products multiply for tensors of this dtype: its own, but float32 in Triton's interpreter,
+    which multiplies bfloat16 as if its bits were integers (`interpreter.py:create_dot`, Triton 3.7 and 3.9)."""
+    return tl.float32 if triton.knobs.runtime.interpret else getattr(tl, str(kind).removeprefix("torch."))
+
+
+def check_device(name: str, tensor: Tensor) -> device:
+    """The device to run on: this tensor's, a GPU, or the CPU in Triton's interpreter."""
+    found = tensor.device
+    if found.type != "cuda" and not (found.type == "cpu" and triton.knobs.runtime.interpret):
+        raise ValueError(f"{name}: must be on a GPU (or the CPU, with TRITON_INTERPRET=1), not on {found}")
+    return found
+
+
+def check(name: str, tensor: Tensor, where: device, kind: dtype, shape: tuple[int, ...], rows: int = 0) -> None:
+    """Raise `ValueError` unless a tensor has this device, dtype and shape, and is contiguous in all dimensions
+    but the first `rows`, whose strides are free."""
+    if tensor.device != where:
+        raise ValueError(f"{name}: must be on {where}, not on {tensor.device}")
+    if tensor.dtype != kind:
+        raise ValueError(f"{name}: must be {kind}, not {tensor.dtype}")
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name}: must have shape {list(shape)}, not {list(tensor.shape)}")
+    if not is_dense(tensor, rows):
+        raise ValueError(f"{name}: must be contiguous from dimension {rows} on, not with strides {tensor.stride()}")
+
+
+def is_dense(tensor: Tensor, rows: int) -> bool:
+    """Whether all dimensions but the first `rows` are one run of memory. Strides of dimensions of size 1 don't matter."""
+    expected = 1
+    for size, stride in reversed(list(zip(tensor.shape[rows:], tensor.stride()[rows:], strict=True))):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def check_rank(name: str, tensor: Tensor, rank: int) -> tuple[int, ...]:
+    """A tensor's shape, after checking its number of dimensions."""
+    if tensor.dim() != rank:
+        raise ValueError(f"{name}: must have {rank} dimensions, not shape {list(tensor.shape)}")
+    return tuple(tensor.shape)
+
+
+def check_dtype(name: str, tensor: Tensor, known: Mapping[dtype, object]) -> dtype:
+    """A tensor's dtype, after checking that the kernel is tested with it."""
+    if tensor.dtype not in known:
+        raise ValueError(f"{name}: must be one of {', '.join(map(str, known))}, not {tensor.dtype}")
+    return tensor.dtype
