@@ -40,6 +40,18 @@ def test_swapped_requests_give_the_same_answers_and_compute_nothing_again(model)
     assert after.offload.stats.swaps == after.num_preemptions
 
 
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_drafts_do_not_keep_blocks_from_the_host(model, preemption):
+    """Blocks that accepted drafts have filled are stored, and no others: rejected tokens have no hash."""
+    changes = {"host_kv_blocks": 60, "preemption": preemption}
+    plain, drafting = start(model, **changes), start(model, spec_method="ngram", spec_ngram_min=1, **changes)
+    assert answers(plain) == answers(drafting)
+    before, after = (llm.engine.core.scheduler for llm in (plain, drafting))
+    assert 0 < after.num_accepted.total() < after.num_drafts.total()
+    kept = [{key for key in scheduler.offload.tier.slots if len(key) == 32} for scheduler in (before, after)]
+    assert kept[0] == kept[1]
+
+
 def test_stats_tell_what_was_found_and_moved(model):
     llm = start(model, host_kv_blocks=40, preemption="swap")
     answers(llm)
