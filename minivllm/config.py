@@ -122,7 +122,8 @@ PublishAt = Literal["schedule", "compute"]
 class EngineConfig:
     """How the engine runs a model. Each default is what the leading engine does today, or what its reason asks for here.
 
-    Memory: `num_kv_blocks` wins over `kv_cache_memory` (bytes), which wins over `kv_memory_fraction` of free memory.
+    Memory: `num_kv_blocks` wins over `kv_cache_memory` (bytes), which wins over `kv_memory_fraction` of free memory; with
+    tensor parallelism (`tensor_parallel_size` processes share each layer: `runner/parallel.py`) each is for one process.
     Switches to teach with: `policy`, `free_order`, `publish_at`, `reserve_full_prompt`, `long_prefill_threshold`,
     `enable_prefix_caching`, `enable_chunked_prefill`, `lifo_unhashed`, `partial_block_hits` (off: hits are whole blocks),
     `async_depth` (steps planned ahead of the one that runs: 0 or 1. A device of its own gains from 1; on a CPU the
@@ -149,6 +150,7 @@ class EngineConfig:
     partial_block_hits: bool = False
     async_depth: int = 0
     hybrid: Literal["on", "off"] = "on"
+    tensor_parallel_size: int = 1
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention_backend: Literal["auto", "cpp", "torch", "reference"] = "auto"
@@ -157,7 +159,7 @@ class EngineConfig:
     check_integrity: bool = False
 
     def __post_init__(self) -> None:
-        for field in ("block_size", "max_num_batched_tokens", "max_num_seqs"):
+        for field in ("block_size", "max_num_batched_tokens", "max_num_seqs", "tensor_parallel_size"):
             at_least(field, getattr(self, field), 1)
         for field in ("num_kv_blocks", "kv_cache_memory", "max_model_len"):
             if getattr(self, field) is not None:

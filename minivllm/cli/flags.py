@@ -67,6 +67,9 @@ class EngineFlags:
     ] = True
     policy: Annotated[str, EngineOption(metavar="fcfs|priority|static", help="Who runs first.")] = "fcfs"
     async_depth: Annotated[int, EngineOption(help="1: plan each step while the one before it runs.")] = 0
+    tensor_parallel_size: Annotated[
+        int, EngineOption("--tp", metavar="N", help="Split each layer over N processes.")
+    ] = 1
     dtype: Annotated[str, EngineOption(metavar="auto|float32|bfloat16", help="Of weights and KV cache.")] = "auto"
     device: Annotated[str, EngineOption(metavar="auto|cpu|cuda", help="Where the model runs.")] = "auto"
     attention_backend: Annotated[

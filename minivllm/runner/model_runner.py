@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 import torch
@@ -47,11 +48,18 @@ class ModelRunner:
         self.attention = BACKENDS[self.backend](self.cache)
         self.ops: layers.LayerOps = cpu if self.backend == "cpp" else layers
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run the plan's rows. The plan must have at least one row."""
-        self.cache.copy_blocks(plan.copies)
-        batches = [build_input_batch(plan, self.block_size, self.model.device, *view) for view in self.views]
+        return self.run(plan.copies, self.input_batches(plan, self.model.device))
+
+    def input_batches(self, plan: StepPlan, device: torch.device | str) -> list[InputBatch]:
+        """The plan's rows as the layers of each view see them."""
+        return [build_input_batch(plan, self.block_size, device, *view) for view in self.views]
+
+    @torch.inference_mode()
+    def run(self, copies: Many[tuple[int, int]], batches: list[InputBatch]) -> StepResult:
+        """Copy blocks, then run `input_batches`."""
+        self.cache.copy_blocks(copies)
         batch = batches[0]
         hidden = self.model.forward(batch.token_ids, batch.positions, self._attention(batches), self.ops)
         logits = self.model.logits(hidden.index_select(0, batch.logits_indices))
