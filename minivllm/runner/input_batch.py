@@ -72,7 +72,8 @@ class InputBatch:
 
 
 def _from_arrays(*values: Any) -> InputBatch:
-    return InputBatch(*(torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in values))
+    tensors: list[Any] = [torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in values]
+    return InputBatch(*tensors)
 
 
 def build_input_batch(
