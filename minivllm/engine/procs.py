@@ -33,12 +33,13 @@ EXIT_WAIT = 5.0
 """Seconds in which a process ends whose connections have broken."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Team:
     """The group as rank 0 has it, with the processes that it started (none under torchrun: they are torchrun's)."""
 
     group: Group
     processes: list[SpawnProcess]
+    ended: bool = False
 
     def lost(self, error: LostRankError) -> LostRankError:
         """The same error, naming the rank that ended and how."""
@@ -46,9 +47,10 @@ class Team:
         return LostRankError(f"{ended}; start the engine again") if ended else error
 
     def end(self) -> None:
-        """End the processes, and leave the group."""
-        stop(self.processes)
-        if dist.is_initialized():
+        """End the processes, and leave the group; once, for the next engine's group may be there already."""
+        if not self.ended:
+            self.ended = True
+            stop(self.processes)
             dist.destroy_process_group()
 
 
@@ -113,12 +115,18 @@ def under_torchrun(config: EngineConfig) -> EngineConfig:
 
     Raises `ConfigError` if it asks for another number.
     """
-    size, asked = int(os.environ.get("WORLD_SIZE", 1)), config.tensor_parallel_size
-    if size == 1 or "RANK" not in os.environ:
+    if not (size := torchrun_size()):
         return config
+    asked = config.tensor_parallel_size
     if asked not in (1, size):
         raise ConfigError("tensor_parallel_size", asked, f"torchrun has started {size} processes; leave it out")
     return replace(config, tensor_parallel_size=size)
+
+
+def torchrun_size() -> int:
+    """How many processes torchrun has started for this run; 0 if it is not what started this one, or started it alone."""
+    size = int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1
+    return size if size > 1 else 0
 
 
 def form_team(path: Path, config: EngineConfig) -> Team:
@@ -128,7 +136,7 @@ def form_team(path: Path, config: EngineConfig) -> Team:
     Raises `LostRankError` if one can't start.
     """
     size, device = config.tensor_parallel_size, resolve_device(config.device)
-    if "RANK" not in os.environ:
+    if not torchrun_size():
         return start_team(path, config, size, device)
     divide_threads(size)
     group = join_group(int(os.environ["RANK"]), size, device)
