@@ -56,27 +56,28 @@ class Team:
 
 class LeadRunner:
     """Rank 0's runner: tells the others what to run and runs its own part. The first step that fails ends the team, for
-    its ranks stand at different places then; later ones raise the same error."""
+    its ranks stand at different places then; later ones say so too."""
 
     def __init__(self, team: Team, decoder: Decoder, config: EngineConfig, num_blocks: int) -> None:
         self.runner = ModelRunner(decoder, config, num_blocks)
         self.team = team
-        self.failure: Exception | None = None
+        self.failure = ""
         team.group.share(num_blocks)
         weakref.finalize(self, team.end)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """See `engine/core.py:Runner`. Raises `LostRankError` naming the rank that has ended and its exit code."""
-        if self.failure is not None:
-            raise self.failure
+        if self.failure:
+            raise LostRankError(self.failure)
         try:
             batches = self.runner.input_batches(plan, "cpu")
             self.team.group.share((plan.copies, [batch.without_logits() for batch in batches]))
             return self.runner.run(plan.copies, [batch.to(self.team.group.device) for batch in batches])
         except Exception as error:
-            self.failure = self.team.lost(error) if isinstance(error, LostRankError) else error
+            cause = self.team.lost(error) if isinstance(error, LostRankError) else error
+            self.failure = str(cause)
             self.team.end()
-            raise self.failure from None
+            raise cause from None
 
 
 def serve(group: Group, path: Path, config: EngineConfig) -> None:
@@ -144,7 +145,7 @@ def form_team(path: Path, config: EngineConfig) -> Team:
         return Team(group, [])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 hears it too, and decides what ends
     serve(group, path, config)
-    raise SystemExit(0)
+    os._exit(0)  # gloo's threads abort a process that takes its time to leave a group that has broken
 
 
 def start_team(path: Path, config: EngineConfig, size: int, device: torch.device) -> Team:
