@@ -19,7 +19,6 @@ from minivllm.models.shards import make_shard
 from minivllm.models.tokenizer import Tokenizer
 from minivllm.runner.kv_memory import KVMemory, plan_kv_memory
 from minivllm.runner.model_runner import ModelRunner, pick_dtype
-from minivllm.runner.parallel import LostRankError
 from minivllm.sample.beam_sampler import BeamSampler
 from minivllm.sample.grammar.vocabulary import build_vocabulary
 from minivllm.sample.logprobs import prompt_logprobs
@@ -67,9 +66,7 @@ def start_parallel(path: Path, config: EngineConfig) -> Engine:
         loaded, decoder = load_shard(team.group, path, config)
         return build_engine(decoder, loaded.tokenizer, config, team)
     except BaseException as error:
-        cause = team.lost(error) if isinstance(error, LostRankError) else error
-        team.end()
-        raise cause from None
+        raise team.end(error) or error from None
 
 
 def build_engine(decoder: Decoder, tokenizer: Tokenizer, config: EngineConfig, team: Team | None = None) -> Engine:

@@ -6,6 +6,7 @@ layer (`models/shards.py`). Everything goes through torch.distributed: gloo betw
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from minivllm.config import ConfigError, MinivllmError
+from minivllm.config import ConfigError, EngineConfig, MinivllmError
+from minivllm.models.decoder import resolve_device
 from minivllm.models.layers import PackedLinear
 
 SUM_TIMEOUT = timedelta(minutes=2)
@@ -81,20 +83,24 @@ class RowParallelLinear(PackedLinear):
         return self.all_reduce(super().__call__(x))
 
 
-def join_group(rank: int, size: int, device: torch.device, store: dist.Store | None = None) -> Group:
-    """Meet the other ranks at a store, or where torchrun's environment says. Returns when all are there.
+def join_group(rank: int, config: EngineConfig, store: dist.Store | None = None) -> Group:
+    """Meet the other ranks at a store, or where torchrun's environment says; returns when all are there.
 
-    Raises `ConfigError` if there are fewer GPUs than ranks, or this process is in a group already.
+    The ranks share the cores of this machine, unless OMP_NUM_THREADS has decided. Raises `ConfigError` if there are fewer
+    GPUs than ranks, or if this process is in a group already.
     """
-    if device.type == "cuda" and torch.cuda.device_count() < size:
-        raise ConfigError("tensor_parallel_size", size, f"needs a GPU each, there are {torch.cuda.device_count()}")
+    size, device = config.tensor_parallel_size, resolve_device(config.device)
     if dist.is_initialized():
         raise ConfigError(
             "tensor_parallel_size", size, "one engine a process can have more than 1: end the other first"
         )
     if device.type == "cuda":
+        if torch.cuda.device_count() < size:
+            raise ConfigError("tensor_parallel_size", size, f"needs a GPU each, there are {torch.cuda.device_count()}")
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, torch.get_num_threads() // size))
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=SUM_TIMEOUT)
     return Group(rank, size, device, dist.new_group(backend="gloo", timeout=MESSAGE_TIMEOUT))
