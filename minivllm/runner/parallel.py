@@ -21,10 +21,10 @@ from minivllm.models.decoder import resolve_device
 from minivllm.models.layers import PackedLinear
 
 SUM_TIMEOUT = timedelta(minutes=2)
-"""How long a rank waits for the others within a step."""
+"""How long a rank waits for the others within a step, and rank 0 for the others to take its message."""
 
 MESSAGE_TIMEOUT = timedelta(days=365)
-"""How long a rank waits for the next step: as long as nobody asks anything."""
+"""How long the others wait for rank 0's message: as long as nobody asks anything."""
 
 
 class LostRankError(MinivllmError):
@@ -103,4 +103,5 @@ def join_group(rank: int, config: EngineConfig, store: dist.Store | None = None)
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=SUM_TIMEOUT)
-    return Group(rank, size, device, dist.new_group(backend="gloo", timeout=MESSAGE_TIMEOUT))
+    timeout = MESSAGE_TIMEOUT if rank else SUM_TIMEOUT
+    return Group(rank, size, device, dist.new_group(backend="gloo", timeout=timeout))
