@@ -9,9 +9,9 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     2  sizes and speeds that make no sense are refused
     3  for any machine the speed lies between its memories', and more room on the faster never slows it
 
-Grade it:  python -m minivllm.course.grade calc-01          (--hint for the next hint)
+Grade it:  python -m minivllm.course.grade calc-01          (--hint for a hint)
 """
-# cut from the engine: eace143e0224139f
+# cut from the engine: bd619069beb515fb
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     1  sizes and lengths that make no sense are refused
     1  for any lengths, used and wasted slots make whole blocks, and no block is only waste
 
-Grade it:  python -m minivllm.course.grade calc-02          (--hint for the next hint)
+Grade it:  python -m minivllm.course.grade calc-02          (--hint for a hint)
 """
-# cut from the engine: f2aceea6423f17f1
+# cut from the engine: 18c17bf17c65f0b2
 
 from __future__ import annotations
 

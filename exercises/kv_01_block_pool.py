@@ -10,10 +10,10 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     3  freed blocks queue in the order that the cache wants
     3  after any calls every block is in exactly one place
 
-Grade it:  python -m minivllm.course.grade kv-01          (--hint for the next hint)
+Grade it:  python -m minivllm.course.grade kv-01          (--hint for a hint)
 Run it:    python -m minivllm.course.run --with exercises/kv_01_block_pool.py "What is the capital of France?"
 """
-# cut from the engine: eef72aa402049abf
+# cut from the engine: a6ed80b578daffac
 
 from __future__ import annotations
 

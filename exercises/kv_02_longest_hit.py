@@ -10,10 +10,10 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     3  looking up stops at the first miss and changes nothing
     3  a hit is exactly the longest prefix that is cached
 
-Grade it:  python -m minivllm.course.grade kv-02          (--hint for the next hint)
+Grade it:  python -m minivllm.course.grade kv-02          (--hint for a hint)
 Run it:    python -m minivllm.course.run --with exercises/kv_02_longest_hit.py "What is the capital of France?"
 """
-# cut from the engine: 965e5f1ecb0df5df
+# cut from the engine: 496eac691ae182c8
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     4  every cached block can still be hit, whatever was evicted
     3  for any calls the list is the one that a plain Python list gives
 
-Grade it:  python -m minivllm.course.grade kv-03          (--hint for the next hint)
+Grade it:  python -m minivllm.course.grade kv-03          (--hint for a hint)
 Run it:    python -m minivllm.course.run --with exercises/kv_03_leaf_first.py "What is the capital of France?"
 """
-# cut from the engine: e90ebc614e74c0ff
+# cut from the engine: 048410ccceb13ab5
 
 from __future__ import annotations
 

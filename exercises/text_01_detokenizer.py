@@ -9,10 +9,10 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     1  special tokens leave no trace
     3  whatever the bytes and the cuts, the pieces joined are the text decoded as a whole
 
-Grade it:  python -m minivllm.course.grade text-01          (--hint for the next hint)
+Grade it:  python -m minivllm.course.grade text-01          (--hint for a hint)
 Run it:    python -m minivllm.course.run --with exercises/text_01_detokenizer.py "What is the capital of France?"
 """
-# cut from the engine: b636a9f68074de66
+# cut from the engine: c539106247becb39
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ Add helpers and imports as you like; keep the names and the @solves marks.
     2  `include` and `active` do what they say
     2  for any text, stops and cuts the answer is that of a search character by character
 
-Grade it:  python -m minivllm.course.grade text-02          (--hint for the next hint)
+Grade it:  python -m minivllm.course.grade text-02          (--hint for a hint)
 Run it:    python -m minivllm.course.run --with exercises/text_02_stop_strings.py "What is the capital of France?"
 """
-# cut from the engine: b117884a35f9f38d
+# cut from the engine: c1b78e24e3e3d023
 
 from __future__ import annotations
 

@@ -122,8 +122,11 @@ PublishAt = Literal["schedule", "compute"]
 class EngineConfig:
     """How the engine runs a model. Each default is what the leading engine does today, or what its reason asks for here.
 
-    Memory: `num_kv_blocks` wins over `kv_cache_memory` (bytes), which wins over `kv_memory_fraction` of free memory; with
-    tensor parallelism (`tensor_parallel_size` processes share each layer: `runner/parallel.py`) each is for one process.
+    Memory: `num_kv_blocks` wins over `kv_cache_memory` (bytes), which wins over `memory_utilization`, which wins over
+    `kv_memory_fraction` of free memory. `memory_utilization` is the share of the whole device that the engine may take,
+    for weights and all: a profile run at start-up finds what it leaves for KV. `max_model_len="auto"`: the model's own
+    length, or the largest that fits if that is less. With tensor parallelism (`tensor_parallel_size` processes share each
+    layer: `runner/parallel.py`) each size is for one process.
     Switches to teach with: `policy`, `free_order`, `publish_at`, `reserve_full_prompt`, `long_prefill_threshold`,
     `enable_prefix_caching`, `enable_chunked_prefill`, `lifo_unhashed`, `partial_block_hits` (off: hits are whole blocks),
     `async_depth` (steps planned ahead of the one that runs: 0 or 1. A device of its own gains from 1; on a CPU the
@@ -134,8 +137,9 @@ class EngineConfig:
     block_size: int = 16
     num_kv_blocks: int | None = None
     kv_cache_memory: int | None = None
+    memory_utilization: float | None = None
     kv_memory_fraction: float = 0.1
-    max_model_len: int | None = None
+    max_model_len: int | Literal["auto"] = "auto"
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 128
     enable_prefix_caching: bool = True
@@ -161,9 +165,11 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for field in ("block_size", "max_num_batched_tokens", "max_num_seqs", "tensor_parallel_size"):
             at_least(field, getattr(self, field), 1)
-        for field in ("num_kv_blocks", "kv_cache_memory", "max_model_len"):
+        for field in ("num_kv_blocks", "kv_cache_memory"):
             if getattr(self, field) is not None:
                 at_least(field, getattr(self, field), 1)
+        if self.max_model_len != "auto":
+            at_least("max_model_len", self.max_model_len, 1)
         at_least("long_prefill_threshold", self.long_prefill_threshold, 0)
         if self.long_prefill_threshold and not self.enable_chunked_prefill:
             raise ConfigError(
@@ -179,6 +185,8 @@ class EngineConfig:
             raise ConfigError(
                 "kv_memory_fraction", self.kv_memory_fraction, "must be in (0, 1), a share of free memory"
             )
+        if self.memory_utilization is not None and not 0 < self.memory_utilization <= 1:
+            raise ConfigError("memory_utilization", self.memory_utilization, "must be in (0, 1], a share of the device")
         one_of("async_depth", self.async_depth, (0, 1))
         one_of("policy", self.policy, ("fcfs", "priority", "static"))
         one_of("free_order", self.free_order, ("leaf_first", "root_first"))

@@ -16,7 +16,8 @@ Precision = Literal["bf16", "fp8", "int8", "fp4"]
 class Device:
     """One accelerator, or one computer whose processors share a memory.
 
-    `memory_bytes` is the size on the label; what a program can have is less. Peaks are *dense* (datasheets like to print
+    `memory_bytes` is the size on the label, read as decimal; `usable_bytes` is what a program is told that there is, where
+    that is known (a label may mean GiB: the driver of an H100 of "80 GB" has 79.18 GiB to give, 85.0 GB). Peaks are *dense* (datasheets like to print
     them with 2:4 sparsity, twice as much) and in FLOP/s, for integers OP/s; None where the hardware has no such unit.
     `link_bytes_per_s` is NVLink per device, both directions summed; `pcie_bytes_per_s` is x16, one direction.
     `source` says where the values are from; `estimated` names those that no vendor has published.
@@ -33,6 +34,7 @@ class Device:
     pcie_bytes_per_s: float | None = None
     source: str = ""
     estimated: tuple[str, ...] = ()
+    usable_bytes: int | None = None
 
     def peak(self, precision: Precision = "bf16") -> float:
         """Dense peak in FLOP/s; `ValueError` where the device has no unit for `precision`."""
@@ -47,7 +49,7 @@ _PCIE4, _PCIE5 = 31.5e9, 63e9
 H100 = Device(
     "H100 SXM", 80 * GB, 3.35e12, bf16=989.4e12, fp8=1978.9e12, int8=1978.9e12,
     link_bytes_per_s=900e9, pcie_bytes_per_s=_PCIE5,
-    source="glennklockwood.com/garden/processors/h100: 132 SM at 1.83 GHz",
+    source="glennklockwood.com/garden/processors/h100: 132 SM at 1.83 GHz", usable_bytes=round(79.18 * GIB),
 )  # fmt: skip
 H200 = Device(
     "H200 SXM", 141 * GB, 4.8e12, bf16=989.4e12, fp8=1978.9e12, int8=1978.9e12,

@@ -17,6 +17,7 @@ from minivllm.cli.chat import chat
 from minivllm.cli.course import PASS_THROUGH, grade, interview
 from minivllm.cli.doctor import doctor
 from minivllm.cli.generate import generate
+from minivllm.cli.plan import plan
 from minivllm.cli.trace import trace
 from minivllm.config import MinivllmError
 
@@ -78,7 +79,7 @@ def root(
 
 
 app.command(hidden=True)(ask)
-for command in (chat, generate, bench, trace, doctor):
+for command in (chat, generate, bench, trace, plan, doctor):
     app.command()(command)
 for command in (grade, interview):
     app.command(context_settings=PASS_THROUGH)(command)

@@ -65,7 +65,8 @@ def greet(console: Console, llm: LLM, model: str | None) -> None:
 
     dtype = str(pick_dtype(llm.engine.config)).removeprefix("torch.")
     console.print(f"[bold]minivllm[/bold] · {escape(resolve_model(model).name)} · {dtype}")
-    console.print(f"[dim]{escape(str(llm.engine.kv_memory))}\nType a message, or /help.[/dim]")
+    for line in (llm.engine.phases, llm.engine.kv_memory, "Type a message, or /help."):
+        console.print(str(line), style="dim", markup=False)
 
 
 class Chat:

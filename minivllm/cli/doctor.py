@@ -146,10 +146,10 @@ def memory() -> Finding:
 def device() -> Iterator[Finding]:
     """What `--device auto` and `--dtype auto` come to, and the attention backends."""
     import torch
-    from minivllm_kernels import cpu as cpu_kernels
 
     from minivllm.models.decoder import resolve_device
     from minivllm.runner.model_runner import default_dtype
+    from minivllm_kernels import cpu as cpu_kernels
 
     chosen = resolve_device("auto")
     name = torch.cuda.get_device_name() if chosen.type == "cuda" else f"{torch.get_num_threads()} threads"

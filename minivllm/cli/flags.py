@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from typer import Option
 
@@ -36,6 +36,15 @@ def parse_size(field: str, text: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
+def parse_length(text: str) -> int | Literal["auto"]:
+    """A `max_model_len` in tokens, or auto. Raises `ConfigError`."""
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal():
+        raise ConfigError("max_model_len", text, "must be a number of tokens, or auto")
+    return int(text)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineFlags:
     """Which model, and the settings of `EngineConfig` that can be given on the command line."""
@@ -51,10 +60,20 @@ class EngineFlags:
         None
     )
     block_size: Annotated[int, EngineOption(help="Tokens in a KV block.")] = 16
-    max_model_len: Annotated[
-        int | None,
-        EngineOption(help="Longest prompt and answer together, in tokens.", show_default="the model's"),
+    memory_utilization: Annotated[
+        float | None,
+        EngineOption(
+            metavar="SHARE",
+            help="Share of the device's memory to take, weights and all; a profile run finds what is left for KV.",
+            show_default=False,
+        ),
     ] = None
+    max_model_len: Annotated[
+        str,
+        EngineOption(
+            metavar="N|auto", help="Longest prompt and answer together, in tokens; auto: the longest that fits."
+        ),
+    ] = "auto"
     max_num_batched_tokens: Annotated[int, EngineOption(help="Token budget of a step.")] = 2048
     max_num_seqs: Annotated[int, EngineOption(help="Most sequences that run at once.")] = 128
     enable_prefix_caching: Annotated[
@@ -100,6 +119,7 @@ class EngineFlags:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in ENGINE_FIELDS}
         if self.kv_cache_memory is not None:
             values["kv_cache_memory"] = parse_size("kv_cache_memory", self.kv_cache_memory)
+        values["max_model_len"] = parse_length(self.max_model_len)
         return EngineConfig(**values | changes)
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def start(model: str | None, config: EngineConfig, *, tell_memory: bool = False) -> LLM:
-    """Find, load and wire a model. On a terminal a spinner shows that it loads, and `tell_memory` prints the KV
-    cache's arithmetic. Raises `ModelError` or `ConfigError`."""
+    """Find, load and wire a model. On a terminal a spinner shows that it loads, and `tell_memory` prints what
+    start-up took and the KV cache's arithmetic. Raises `ModelError` or `ConfigError`."""
     with spinner("loading the engine"):
         from minivllm.llm import LLM
         from minivllm.models.fetch import resolve_model
@@ -22,6 +22,9 @@ def start(model: str | None, config: EngineConfig, *, tell_memory: bool = False)
     with spinner(f"loading {path.name}"):
         llm = LLM(path, config)
     if tell_memory and sys.stderr.isatty():
+        from rich.console import Console
+
+        Console(stderr=True, highlight=False).print(str(llm.engine.phases), style="dim", markup=False)
         print(llm.engine.kv_memory, file=sys.stderr)
     return llm
 

@@ -107,7 +107,8 @@ def _print_hints(result: Result, console: Console, hints: int) -> None:
     for number, hint in enumerate(exercise.hints[:hints], 1):
         console.print(f"[cyan]hint {number} of {len(exercise.hints)}:[/] {escape(hint)}")
     if not hints and exercise.hints:
-        console.print(f"[dim]stuck? --hint shows the first of {len(exercise.hints)} hints, --hint --hint two, ...[/]")
+        more = f"; there are {len(exercise.hints)}, --hint --hint shows two" if len(exercise.hints) > 1 else ""
+        console.print(f"[dim]stuck? --hint shows a hint{more}[/]")
 
 
 def print_total(results: Sequence[Result], console: Console | None = None) -> None:

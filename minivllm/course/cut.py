@@ -146,7 +146,7 @@ Add helpers and imports as you like; keep the names and the @solves marks.
 
 {parts}
 
-Grade it:  python -m minivllm.course.grade {exercise.id}          (--hint for the next hint){run}
+Grade it:  python -m minivllm.course.grade {exercise.id}          (--hint for a hint){run}
 """
 '''
 

@@ -24,7 +24,7 @@ from minivllm.config import ConfigError, EngineConfig
 from minivllm.models.decoder import Decoder
 from minivllm.models.loader import LoadedModel, load_model
 from minivllm.plan import StepPlan
-from minivllm.runner.kv_memory import free_memory
+from minivllm.runner.device_memory import DeviceMemory, read_memory
 from minivllm.runner.model_runner import ModelRunner, StepResult, pick_dtype
 from minivllm.runner.parallel import SUM_TIMEOUT, Group, LostRankError, RowParallelLinear, join_group
 
@@ -61,7 +61,7 @@ class LeadRunner:
 
     def __init__(self, team: Team, decoder: Decoder, config: EngineConfig, num_blocks: int) -> None:
         self.runner = ModelRunner(decoder, config, num_blocks)
-        self.team = team
+        self.team, self.model = team, decoder
         self.failure = ""
         team.group.share(num_blocks)
         weakref.finalize(self, team.end)
@@ -87,7 +87,7 @@ def serve(rank: int, store: dist.Store | None, path: Path, config: EngineConfig)
     group = join_group(rank, config, store)
     try:
         _, decoder = load_shard(group, path, config)
-        agree_on_free_memory(group, config)
+        agree_on_free_memory(group)
         runner = ModelRunner(decoder, config, group.share())
         while True:
             copies, batches = group.share()
@@ -104,14 +104,14 @@ def load_shard(group: Group, path: Path, config: EngineConfig) -> tuple[LoadedMo
     return loaded, Decoder(loaded.config, loaded.weights, dtype=dtype, device=group.device, row_linear=row_linear)
 
 
-def agree_on_free_memory(group: Group, config: EngineConfig) -> int:
-    """Bytes that every rank can have at once: where all share one memory, that is a part of what is free.
+def agree_on_free_memory(group: Group) -> DeviceMemory:
+    """Memory that every rank can have at once: where all share one memory, that is a part of what is free.
 
     Rank 0 sizes the KV cache with it, in blocks that all ranks have. None needs more for a block: rank 0 is among those
     with the most KV heads.
     """
-    free = free_memory(config.device)
-    return group.least(free // group.size if group.device.type == "cpu" else free)
+    free = read_memory(group.device).left_bytes
+    return DeviceMemory(group.least(free // group.size if group.device.type == "cpu" else free))
 
 
 def torchrun_size() -> int:

@@ -1,22 +1,34 @@
-"""From a model's name to a running engine: find, load, size the KV cache, wire the parts."""
+"""From a model's name to a running engine: find, load, profile, size the KV cache, wire the parts.
+
+Every phase is timed and leaves a line in the log, so that a start-up that fails, or takes long, tells where.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from minivllm.config import EngineConfig, ModelConfig
+import torch
+
+from minivllm.config import ConfigError, EngineConfig, ModelConfig
 from minivllm.engine.core import EngineCore
 from minivllm.engine.grammars import Grammars
 from minivllm.engine.outputs import OutputProcessor
-from minivllm.engine.procs import LeadRunner, Team, agree_on_free_memory, form_team, load_shard, under_torchrun
-from minivllm.models.decoder import Decoder
+from minivllm.engine.procs import LeadRunner, agree_on_free_memory, form_team, load_shard, under_torchrun
+from minivllm.models.decoder import Decoder, resolve_device
 from minivllm.models.fetch import resolve_model
-from minivllm.models.loader import load_config, load_model, open_checkpoint
+from minivllm.models.loader import load_config, load_weights, open_checkpoint
 from minivllm.models.shards import make_shard
 from minivllm.models.tokenizer import Tokenizer
+from minivllm.runner.device_memory import DeviceMemory, asked_share, check_free, held_bytes, profile_step, read_memory
+from minivllm.runner.host import return_freed_memory
 from minivllm.runner.kv_memory import KVMemory, plan_kv_memory
 from minivllm.runner.model_runner import ModelRunner, pick_dtype
 from minivllm.sample.beam_sampler import BeamSampler
@@ -25,6 +37,37 @@ from minivllm.sample.logprobs import prompt_logprobs
 from minivllm.sample.sampler import Sampler
 from minivllm.sched.scheduler import Scheduler
 from minivllm.sched.trace import Recorder, TraceHeader
+
+log = logging.getLogger(__name__)
+
+
+class Phase(NamedTuple):
+    """A part of start-up: the seconds it took, and by how many bytes the memory held has grown since it began."""
+
+    name: str
+    seconds: float
+    grown_bytes: int
+
+
+class Phases(list[Phase]):
+    """The phases of a start-up in order. `with phases("load weights"):` adds one, also when it fails."""
+
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._device, self._clock = device, clock
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        began, held = self._clock(), held_bytes(self._device)
+        try:
+            yield
+        finally:
+            self.append(Phase(name, self._clock() - began, held_bytes(self._device) - held))
+            log.info("start-up: %s took %.3f s and %+.1f MiB", name, self[-1].seconds, self[-1].grown_bytes / 2**20)
+
+    def __str__(self) -> str:
+        """One line, without the phases that took no time to speak of."""
+        parts = ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in self if phase.seconds >= 0.01)
+        return f"Started in {sum(phase.seconds for phase in self):.1f} s: {parts}."
 
 
 @dataclass(slots=True)
@@ -38,43 +81,96 @@ class Engine:
     config: EngineConfig
     kv_memory: KVMemory
     max_model_len: int
+    phases: Phases
 
 
-def start_engine(model: str | Path | None, config: EngineConfig) -> Engine:
+def start_engine(model: str | Path | None, config: EngineConfig, memory: DeviceMemory | None = None) -> Engine:
     """Load a model (None: the default one, fetched on first use) and build an engine around it.
 
-    Raises `ModelError` if the model can't be found or read and `ConfigError` if the configuration can't run it.
+    `memory` simulates a device: what it leaves unmeasured is measured. Raises `ModelError` if the model can't be found or
+    read, and `ConfigError` if the configuration can't run it: the memory that it asks for isn't free, weights and a step
+    leave nothing for KV, or one request of full length doesn't fit in what they leave.
     """
-    path = resolve_model(None if model is None else os.fspath(model))
+    return_freed_memory()  # else what an engine before this one has freed would hide what loading takes
+    device = resolve_device(config.device)
+    phases = Phases(device)
     config = under_torchrun(config)
     if config.tensor_parallel_size > 1:
-        return start_parallel(path, config)
+        return start_parallel(model, config, phases)
+    memory = memory or read_memory(device)
+    check_free(memory, config)
+    decoder, tokenizer = _load(model, config, phases)
+    if memory.loaded_bytes is None:
+        memory = replace(memory, loaded_bytes=sum(phase.grown_bytes for phase in phases))
+    return build_engine(decoder, tokenizer, config, memory, phases)
+
+
+def _load(model: str | Path | None, config: EngineConfig, phases: Phases) -> tuple[Decoder, Tokenizer]:
+    with phases("resolve model"):
+        path = resolve_model(None if model is None else os.fspath(model))
+    with phases("config and tokenizer"):
+        checkpoint = open_checkpoint(path)
+        model_config, tokenizer = load_config(checkpoint), checkpoint.tokenizer()
     dtype = pick_dtype(config)
-    loaded = load_model(path, dtype)
-    decoder = Decoder(loaded.config, loaded.weights, dtype=dtype, device=config.device)
-    return build_engine(decoder, loaded.tokenizer, config)
+    with phases("load weights"):
+        weights = load_weights(checkpoint, model_config, dtype)
+    with phases("pack"):
+        decoder = Decoder(model_config, weights, dtype=dtype, device=config.device)
+        weights.clear()
+        return_freed_memory()
+    return decoder, tokenizer
 
 
-def start_parallel(path: Path, config: EngineConfig) -> Engine:
+def start_parallel(model: str | Path | None, config: EngineConfig, phases: Phases) -> Engine:
     """Start the other ranks of tensor parallelism, load this one's shard and build an engine around it.
 
     Raises what `start_engine` does, and `LostRankError` if a rank ends; none is left behind then.
     """
-    make_shard(load_config(open_checkpoint(path)), 0, config.tensor_parallel_size)  # before anything starts
-    team = form_team(path, config)
+    if (share := asked_share(config)) is not None:
+        raise ConfigError("memory_utilization", share, "is measured for one process only; give kv_cache_memory instead")
+    with phases("resolve model"):
+        path = resolve_model(None if model is None else os.fspath(model))
+    make_shard(load_config(open_checkpoint(path)), 0, config.tensor_parallel_size)  # refused before anything starts
+    with phases("processes"):
+        team = form_team(path, config)
     try:
-        loaded, decoder = load_shard(team.group, path, config)
-        return build_engine(decoder, loaded.tokenizer, config, team)
+        with phases("load weights"):
+            loaded, decoder = load_shard(team.group, path, config)
+        planned = plan_kv_memory(config, decoder.config, decoder.dtype, agree_on_free_memory(team.group))
+        with phases("KV cache"):
+            runner = LeadRunner(team, decoder, config, planned.num_blocks)
+        return _wire(runner, loaded.tokenizer, config, planned, phases)
     except BaseException as error:
         raise team.end(error) or error from None
 
 
-def build_engine(decoder: Decoder, tokenizer: Tokenizer, config: EngineConfig, team: Team | None = None) -> Engine:
-    """An engine around a decoder that is in memory already (tests and lessons: a tiny one with random weights); with a
-    team, around rank 0's shard of one."""
-    model = decoder.config
-    free_bytes = None if team is None else agree_on_free_memory(team.group, config)
-    memory = plan_kv_memory(config, model, decoder.dtype, free_bytes=free_bytes)
+def build_engine(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    config: EngineConfig,
+    memory: DeviceMemory | None = None,
+    phases: Phases | None = None,
+) -> Engine:
+    """An engine around a decoder that is in memory already (tests and lessons: a tiny one with random weights).
+
+    `memory` is the device as it was before the decoder was loaded and what that took (None: as it is now); `phases` are
+    those so far.
+    """
+    phases = Phases(decoder.device) if phases is None else phases
+    memory = memory or read_memory(decoder.device)
+    if asked_share(config) is not None and memory.activation_bytes is None:
+        with phases("profile run"):
+            memory = replace(memory, activation_bytes=profile_step(decoder, config))
+    planned = plan_kv_memory(config, decoder.config, decoder.dtype, memory)
+    with phases("KV cache"):
+        runner = ModelRunner(decoder, config, planned.num_blocks)
+    return _wire(runner, tokenizer, config, planned, phases)
+
+
+def _wire(
+    runner: ModelRunner | LeadRunner, tokenizer: Tokenizer, config: EngineConfig, memory: KVMemory, phases: Phases
+) -> Engine:
+    model = runner.model.config
     recorder = Recorder()
     size = memory.num_blocks, memory.max_model_len
     scheduler = Scheduler(config, *size, tokenizer.eos_token_ids, recorder, memory.windows)
@@ -82,7 +178,6 @@ def build_engine(decoder: Decoder, tokenizer: Tokenizer, config: EngineConfig, t
         header = TraceHeader(config, *size, tuple(sorted(scheduler.eos_token_ids)), memory.windows)
         recorder.write_to(config.trace_file, header)
     sampler = Sampler(scheduler.eos_token_ids, model.vocab_size, config.seed)
-    runner = (ModelRunner if team is None else partial(LeadRunner, team))(decoder, config, memory.num_blocks)
     vocabulary = tokenizer.token_bytes, model.vocab_size, tokenizer.special_ids, scheduler.eos_token_ids
     core = EngineCore(
         scheduler,
@@ -92,4 +187,4 @@ def build_engine(decoder: Decoder, tokenizer: Tokenizer, config: EngineConfig, t
         Grammars(partial(build_vocabulary, *vocabulary), can_end=bool(scheduler.eos_token_ids)),
         prompt_logprobs=prompt_logprobs,
     )
-    return Engine(core, tokenizer, sampler, model, config, memory, memory.max_model_len)
+    return Engine(core, tokenizer, sampler, model, config, memory, memory.max_model_len, phases)

@@ -61,8 +61,11 @@ def load_config(checkpoint: Checkpoint) -> ModelConfig:
         ) from error
 
 
-def load_weights(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, shard: Shard) -> dict[str, Tensor]:
-    """Read every weight that a model of this configuration has, and keep the shard's part: at no time are there more whole
-    ones in memory than one. Raises `ModelError` if one is missing or misshapen."""
+def load_weights(
+    checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None
+) -> dict[str, Tensor]:
+    """Read every weight that a model of this configuration has, and keep it, or the shard's part: then at no time is there
+    more than one whole one in memory. Raises `ModelError` if one is missing or misshapen."""
     shapes, where = weight_shapes(config), f"{checkpoint.path}: "
-    return {name: shard.cut(name, check_weight(name, checkpoint.read(name, dtype), shapes, where)) for name in shapes}
+    cut = (shard or make_shard(config, 0, 1)).cut
+    return {name: cut(name, check_weight(name, checkpoint.read(name, dtype), shapes, where)) for name in shapes}

@@ -13,13 +13,13 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from minivllm_kernels import cpu
 from torch import Tensor
 
 from minivllm.config import ConfigError
 from minivllm.models.decoder import Attention, Decoder
 from minivllm.runner.input_batch import InputBatch
 from minivllm.runner.kv_cache import KVCache
+from minivllm_kernels import cpu
 
 log = logging.getLogger(__name__)
 

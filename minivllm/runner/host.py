@@ -28,3 +28,11 @@ def keep_freed_memory() -> bool:
         log.info("this C library has no mallopt: steps with many tokens pay for fresh memory in every layer")
         return False
     return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD) and mallopt(M_TRIM_THRESHOLD, NEVER_TRIM))
+
+
+def return_freed_memory() -> bool:
+    """Have malloc return freed memory to the kernel, once; True if some was (glibc). After loading that is about as much as
+    the weights as they were read: freed, but between tensors that live on, so that they would stay resident."""
+    if not sys.platform.startswith("linux"):
+        return False
+    return bool(getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)(0))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import psutil  # type: ignore[import-untyped]
 import torch
 
 from minivllm.config import ConfigError, EngineConfig, ModelConfig
 from minivllm.kv.hybrid import Windows, form_groups, longest_request, request_blocks
-
-GIB = 2**30
+from minivllm.models.decoder import resolve_device
+from minivllm.runner.device_memory import DeviceMemory, gib, kv_budget, read_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +51,34 @@ class KVMemory:
         return (
             f"KV cache: {self.num_blocks:,} blocks of {self.block_size} tokens (from {self.source}). A token takes "
             f"{self.bytes_per_token:,} bytes{groups}, a block {self.block_bytes:,}, the cache "
-            f"{self.num_blocks * self.block_bytes / GIB:.2f} GiB when full. Block 0 is the null block, so "
+            f"{gib(self.num_blocks * self.block_bytes)} when full. Block 0 is the null block, so "
             f"{self.tokens:,} tokens fit: {self.max_concurrency:.1f} requests of {self.max_model_len:,} tokens at once."
         )
 
 
 def plan_kv_memory(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, *, free_bytes: int | None = None
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, memory: DeviceMemory | None = None
 ) -> KVMemory:
-    """Size the KV cache: `num_kv_blocks`, else `kv_cache_memory` bytes, else `kv_memory_fraction` of free memory.
+    """Size the KV cache: `num_kv_blocks`, else `kv_cache_memory` bytes, else what `memory_utilization` leaves, else
+    `kv_memory_fraction` of free memory.
 
-    A `max_model_len` that was asked for must fit; without one it's the model's own, or what fits if that is less.
-    `free_bytes` stands in for the machine's free memory. Raises `ConfigError` with the arithmetic.
+    A `max_model_len` that was asked for must fit; "auto" is the model's own, or the largest that fits if that is less.
+    `memory` is the device that the model lies on (None: this machine's). Raises `ConfigError` with the arithmetic.
     """
     groups = form_groups(model.windows, config.hybrid)
     windows = tuple(group.window for group in groups)
     num_pages = max(len(group.layers) for group in groups)
     bytes_per_token = model.kv_bytes_per_token(dtype.itemsize) * num_pages // model.num_layers
-    source, num_blocks = _count_blocks(config, bytes_per_token * config.block_size, free_bytes)
+    source, num_blocks = _count_blocks(config, bytes_per_token * config.block_size, memory)
     fits = longest_request(num_blocks - 1, windows, config, model.max_position)
     if fits < 1:
-        least = f"{len(windows) + 1} are the least, one of them the null block"
-        raise ConfigError(source, num_blocks, f"gives no usable block: {least}")
-    length = config.max_model_len or fits
+        least = f"{len(windows) + 1} are the least, one of them the null block, and it makes {num_blocks}"
+        raise ConfigError(source, getattr(config, source), f"gives no usable block: {least}")
+    length = fits if config.max_model_len == "auto" else config.max_model_len
     needed = request_blocks(length, windows, config)
-    memory = KVMemory(source, bytes_per_token, config.block_size, num_blocks, length, windows, needed)
-    _check_max_model_len(memory, model.max_position, fits)
-    return memory
+    planned = KVMemory(source, bytes_per_token, config.block_size, num_blocks, length, windows, needed)
+    _check_max_model_len(planned, model.max_position, fits)
+    return planned
 
 
 def num_kv_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
@@ -86,20 +86,15 @@ def num_kv_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) 
     return plan_kv_memory(config, model, dtype).num_blocks
 
 
-def _count_blocks(config: EngineConfig, block_bytes: int, free_bytes: int | None) -> tuple[str, int]:
+def _count_blocks(config: EngineConfig, block_bytes: int, memory: DeviceMemory | None) -> tuple[str, int]:
     if config.num_kv_blocks is not None:
         return "num_kv_blocks", config.num_kv_blocks
     if config.kv_cache_memory is not None:
         return "kv_cache_memory", config.kv_cache_memory // block_bytes
-    free = free_memory(config.device) if free_bytes is None else free_bytes
-    return "kv_memory_fraction", int(free * config.kv_memory_fraction) // block_bytes
-
-
-def free_memory(device: str) -> int:
-    """Bytes free on the device: of the GPU, or of RAM without swapping."""
-    if device != "cpu" and torch.cuda.is_available():
-        return torch.cuda.mem_get_info()[0]
-    return psutil.virtual_memory().available
+    memory = memory or read_memory(resolve_device(config.device))
+    if config.memory_utilization is not None:
+        return "memory_utilization", kv_budget(memory, config, config.memory_utilization) // block_bytes
+    return "kv_memory_fraction", int(memory.left_bytes * config.kv_memory_fraction) // block_bytes
 
 
 def _check_max_model_len(memory: KVMemory, max_position: int, fits: int) -> None:
@@ -108,11 +103,14 @@ def _check_max_model_len(memory: KVMemory, max_position: int, fits: int) -> None
     if length > max_position:
         raise ConfigError("max_model_len", length, f"the model was made for at most {max_position:,} positions")
     if needed > memory.usable_blocks:
-        needed_bytes = (needed + 1) * memory.block_bytes
+        size, missing = memory.block_bytes, needed - memory.usable_blocks
+        more = f"num_kv_blocks to at least {needed + 1:,}, or kv_cache_memory to {(needed + 1) * size:,} bytes"
+        if memory.source == "memory_utilization":
+            more = f"or make room for {gib(missing * size)} more: a larger memory_utilization, a smaller model or dtype"
         raise ConfigError(
             "max_model_len",
             length,
-            f"one such request needs {needed:,} blocks of {memory.block_size} tokens, but {memory.source} gives "
-            f"{memory.num_blocks:,} of which block 0 is the null block; set max_model_len to at most {fits:,}, "
-            f"num_kv_blocks to at least {needed + 1:,}, or kv_cache_memory to {needed_bytes:,} bytes",
+            f"one such request needs {needed:,} blocks of {memory.block_size} tokens, {gib(needed * size)}, but "
+            f"{memory.source} gives {memory.num_blocks:,}, {gib(memory.num_blocks * size)}, of which block 0 is the null "
+            f"block; set max_model_len to at most {fits:,}, {more}",
         )

@@ -6,7 +6,6 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 import torch
-from minivllm_kernels import cpu
 from torch import Tensor
 
 from minivllm.config import EngineConfig
@@ -18,6 +17,7 @@ from minivllm.runner.attention import BACKENDS, pick_backend
 from minivllm.runner.host import keep_freed_memory
 from minivllm.runner.input_batch import InputBatch, build_input_batch
 from minivllm.runner.kv_cache import KVCache
+from minivllm_kernels import cpu
 
 
 @dataclass(frozen=True, slots=True)

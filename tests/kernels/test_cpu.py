@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from minivllm_kernels import cpu
-from minivllm_kernels.cpu import build
 
 from minivllm.config import ConfigError
 from minivllm.models import layers
 from minivllm.runner import attention
 from minivllm.runner.attention import attend_one, pick_backend
+from minivllm_kernels import cpu
+from minivllm_kernels.cpu import build
 
 needs_kernels = pytest.mark.skipif(bool(cpu.why_not()), reason=f"no C++ kernels: {cpu.why_not()}")
 dtypes = st.sampled_from([torch.float32, torch.bfloat16])

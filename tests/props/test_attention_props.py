@@ -6,6 +6,7 @@ Behind a window, only slots that it reaches: all others, those of the null block
 import math
 from dataclasses import dataclass
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +15,10 @@ from minivllm.config import ModelConfig
 from minivllm.plan import Row, StepPlan
 from minivllm.request import Request, SamplingParams
 from minivllm.runner import attention
-from minivllm.runner.attention import bucket_by_length, make_attention
+from minivllm.runner.attention import BACKENDS, bucket_by_length
 from minivllm.runner.input_batch import build_input_batch
 from minivllm.runner.kv_cache import KVCache
+from minivllm_kernels import cpu
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Step:
         q, kv = draw(tokens, self.model.num_heads, dim), draw(tokens, 2 * self.model.num_kv_heads, dim)
         batch = build_input_batch(self.plan, self.block_size, window=self.window)
         self.batch, self.cache, self.q = batch, cache, q
-        return make_attention(backend, cache).prepare(batch)(0, q, *kv.chunk(2, 1))
+        return BACKENDS[backend](cache).prepare(batch)(0, q, *kv.chunk(2, 1))
 
     def first_seen(self, row: Row) -> int:
         """The first position of the first block that the row's window reaches; all before it is gone."""
@@ -65,17 +67,21 @@ class Step:
             repeat = self.model.num_heads // self.model.num_kv_heads
             distance = torch.arange(row.start, row.stop)[:, None] - torch.arange(row.stop)
             seen = (distance >= 0) & (distance < (self.window or row.stop))
-            scores = self.q[begin:end].transpose(0, 1) @ k.repeat_interleave(repeat, 0).transpose(1, 2) / 2
+            scores = (
+                self.q[begin:end].transpose(0, 1)
+                @ k.repeat_interleave(repeat, 0).transpose(1, 2)
+                * self.model.head_dim**-0.5
+            )
             weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
             outputs.append((weights @ v.repeat_interleave(repeat, 0)).transpose(0, 1))
         return torch.cat(outputs)
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> Step:
+def steps(draw: st.DrawFn, head_dim: int = 4) -> Step:
     """Rows of one or several tokens behind a past, over permuted blocks; a row may begin with another's blocks."""
     kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    model = ModelConfig("llama", 8, 8, 8, 1, kv_heads * group, kv_heads, 4)
+    model = ModelConfig("llama", 8, 8, 8, 1, kv_heads * group, kv_heads, head_dim)
     size = draw(st.sampled_from([1, 4, 16]))
     shapes = draw(
         st.lists(st.tuples(st.integers(0, 40), st.one_of(st.just(1), st.integers(1, 20))), min_size=1, max_size=5)
@@ -109,6 +115,13 @@ def test_attention_from_what_is_left_equals_dense_windowed_attention(step, windo
         row.block_ids = [0] * gone + row.block_ids[gone:]
     for backend in ("reference", "torch"):
         torch.testing.assert_close(step.run(backend), step.dense(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(bool(cpu.why_not()), reason="no C++ compiler")
+@given(steps(head_dim=32), st.one_of(st.none(), st.integers(1, 30)))
+def test_cpp_backend_equals_reference_and_never_reads_a_foreign_slot(step, window):
+    step.window = window
+    torch.testing.assert_close(step.run("cpp"), step.run("reference"), rtol=1e-5, atol=1e-5)
 
 
 @given(steps(), st.integers(1, 7), st.integers(1, 5), st.one_of(st.none(), st.integers(1, 30)))

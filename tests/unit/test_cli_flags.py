@@ -31,14 +31,14 @@ def test_flags_without_values_are_the_default_configuration():
 
 def test_every_engine_flag_reaches_the_configuration():
     flags = EngineFlags(
-        kv_cache_memory="1MiB", num_kv_blocks=9, block_size=4, max_model_len=64, max_num_batched_tokens=32, max_num_seqs=2,
+        kv_cache_memory="1MiB", num_kv_blocks=9, block_size=4, max_model_len="64", max_num_batched_tokens=32, max_num_seqs=2,
         enable_prefix_caching=False, enable_chunked_prefill=False, policy="priority", dtype="float32", device="cpu",
-        attention_backend="reference", trace_file="t.jsonl",
+        attention_backend="reference", trace_file="t.jsonl", memory_utilization=0.5,
     )  # fmt: skip
     assert flags.config() == EngineConfig(
         kv_cache_memory=2**20, num_kv_blocks=9, block_size=4, max_model_len=64, max_num_batched_tokens=32, max_num_seqs=2,
         enable_prefix_caching=False, enable_chunked_prefill=False, policy="priority", dtype="float32", device="cpu",
-        attention_backend="reference", trace_file="t.jsonl",
+        attention_backend="reference", trace_file="t.jsonl", memory_utilization=0.5,
     )  # fmt: skip
 
 

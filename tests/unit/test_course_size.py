@@ -50,7 +50,15 @@ def test_every_broken_ceiling_is_named():
     big = size.FileSize(Path("kv/pool.py"), size.MAX_LINES + 1, {"kv/pool.py:1 f": size.MAX_FUNCTION_LINES + 1})
     course = size.FileSize(Path("course/cut.py"), size.MAX_COURSE_LINES + 1, {})
     broken = " ".join(size.over_limits([big, course]))
-    for what in ("engine proper", "minivllm without course", "course has", "median", "90th", "file kv/pool.py", "function kv/pool.py:1 f"):
+    for what in (
+        "engine proper",
+        "minivllm without course",
+        "course has",
+        "median",
+        "90th",
+        "file kv/pool.py",
+        "function kv/pool.py:1 f",
+    ):
         assert what in broken
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minivllm.config import ConfigError, EngineConfig, ModelConfig
+from minivllm.runner.device_memory import GIB, DeviceMemory
 from minivllm.runner.kv_cache import KVCache
 from minivllm.runner.kv_memory import num_kv_blocks, plan_kv_memory
 
@@ -13,12 +14,12 @@ SMOLLM2 = ModelConfig("llama", 49152, 576, 1536, 30, 9, 3, 64, max_position=8192
 TOKEN_BYTES = 23_040  # 2 * 30 layers * 3 heads * 64 * 2 bytes
 
 
-def plan(free_bytes: int | None = None, **config: object):
-    return plan_kv_memory(EngineConfig(**config), SMOLLM2, torch.bfloat16, free_bytes=free_bytes)
+def plan(memory: DeviceMemory | None = None, **config: object):
+    return plan_kv_memory(EngineConfig(**config), SMOLLM2, torch.bfloat16, memory)
 
 
 def test_a_tenth_of_free_memory_by_default():
-    memory = plan(10 * 2**30)
+    memory = plan(DeviceMemory(24 * GIB, used_bytes=12 * GIB, loaded_bytes=2 * GIB))
     assert (memory.source, memory.bytes_per_token, memory.num_blocks) == ("kv_memory_fraction", TOKEN_BYTES, 2912)
     assert memory.tokens == 2911 * 16
 
