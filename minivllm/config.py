@@ -116,6 +116,7 @@ class ModelConfig:
 Policy = Literal["fcfs", "priority", "static"]
 FreeOrder = Literal["leaf_first", "root_first"]
 PublishAt = Literal["schedule", "compute"]
+SpecMethod = Literal["none", "ngram", "draft"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,9 @@ class EngineConfig:
     `async_depth` (steps planned ahead of the one that runs: 0 or 1. A device of its own gains from 1; on a CPU the
     scheduler would only compete with the model it hides behind, so 0, as in the leading engine's CPU back end),
     `hybrid` (off: layers with a window keep the KV of all tokens, as if they had none).
+    Speculation: `spec_method` proposes up to `spec_tokens` tokens a step to each sequence that decodes, from the text
+    itself (`ngram`: what followed the last `spec_ngram_max` .. `spec_ngram_min` tokens before) or from `draft_model`, a
+    smaller model with the same vocabulary. Beams run without.
     """
 
     block_size: int = 16
@@ -154,6 +158,11 @@ class EngineConfig:
     partial_block_hits: bool = False
     async_depth: int = 0
     hybrid: Literal["on", "off"] = "on"
+    spec_method: SpecMethod = "none"
+    spec_tokens: int = 4
+    spec_ngram_min: int = 2
+    spec_ngram_max: int = 4
+    draft_model: str | None = None
     tensor_parallel_size: int = 1
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -163,7 +172,14 @@ class EngineConfig:
     check_integrity: bool = False
 
     def __post_init__(self) -> None:
-        for field in ("block_size", "max_num_batched_tokens", "max_num_seqs", "tensor_parallel_size"):
+        for field in (
+            "block_size",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "spec_tokens",
+            "spec_ngram_min",
+            "tensor_parallel_size",
+        ):
             at_least(field, getattr(self, field), 1)
         for field in ("num_kv_blocks", "kv_cache_memory"):
             if getattr(self, field) is not None:
@@ -187,6 +203,7 @@ class EngineConfig:
             )
         if self.memory_utilization is not None and not 0 < self.memory_utilization <= 1:
             raise ConfigError("memory_utilization", self.memory_utilization, "must be in (0, 1], a share of the device")
+        self._check_speculation()
         one_of("async_depth", self.async_depth, (0, 1))
         one_of("policy", self.policy, ("fcfs", "priority", "static"))
         one_of("free_order", self.free_order, ("leaf_first", "root_first"))
@@ -195,3 +212,15 @@ class EngineConfig:
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float64"))
         one_of("device", self.device, ("auto", "cpu", "cuda"))
         one_of("attention_backend", self.attention_backend, ("auto", "cpp", "torch", "reference"))
+
+    def _check_speculation(self) -> None:
+        one_of("spec_method", self.spec_method, ("none", "ngram", "draft"))
+        at_least("spec_ngram_max", self.spec_ngram_max, self.spec_ngram_min)
+        if self.spec_method != "none" and self.async_depth:
+            raise ConfigError(
+                "async_depth",
+                self.async_depth,
+                f"spec_method={self.spec_method} proposes from known tokens: set it to 0",
+            )
+        if (self.spec_method == "draft") != (self.draft_model is not None):
+            raise ConfigError("draft_model", self.draft_model, "goes with spec_method=draft: give both or neither")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from minivllm.request import Sequence
@@ -17,7 +17,9 @@ class Row:
     `block_ids[p // block_size] * block_size + p % block_size`. `samples` are the sequences that draw a token from
     the logits at the row's last position: none while tokens remain, itself, or all that fork from it. `copies` are the
     block copies (source, destination) that make the row's table writable. A model whose layers form several groups
-    (`kv/hybrid.py`) has a table for each: `block_ids` is the first group's, `more_block_ids` has the others'.
+    (`kv/hybrid.py`) has a table for each: `block_ids` is the first group's, `more_block_ids` has the others'. The last
+    `len(drafts)` tokens are proposals (`sample/spec.py`): each is run as if it were true, and after each of them, and
+    before the first, somebody draws.
     """
 
     sequence: Sequence
@@ -27,6 +29,7 @@ class Row:
     samples: tuple[Sequence, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     more_block_ids: tuple[list[int], ...] = ()
+    drafts: tuple[int, ...] = ()
 
     @property
     def stop(self) -> int:
@@ -38,8 +41,14 @@ class Row:
         """What to run. If the last token's step was on its way when this one was planned, the token may still be unknown:
         then it is the one that the sequence drew last. (On a device both are there; vLLM: `last_sampled_tokens`.)
         """
-        known = self.sequence.tokens(self.start, self.stop)
+        known = [*self.sequence.tokens(self.start, self.stop), *self.drafts]
         return known if len(known) == self.num_tokens else [*known, self.sequence.last_drawn]
+
+    def after_drafts(self, n: int) -> Sequence:
+        """The row's sequence as it will be if the first `n` drafts are right: to draw from, nothing else."""
+        if not n:
+            return self.sequence
+        return replace(self.sequence, output_token_ids=[*self.sequence.output_token_ids, *self.drafts[:n]])
 
 
 @dataclass(slots=True)
@@ -57,8 +66,12 @@ class StepPlan:
 
     @property
     def groups(self) -> list[tuple[Sequence, ...]]:
-        """Who draws from each row of the logits."""
-        return [row.samples for row in self.rows if row.samples]
+        """Who draws from each row of the logits: one for each plan row with samples, and one more for each of its drafts."""
+        groups: list[tuple[Sequence, ...]] = []
+        for row in self.rows:
+            if row.samples:
+                groups += [row.samples, *((row.after_drafts(n + 1),) for n in range(len(row.drafts)))]
+        return groups
 
     @property
     def num_tokens(self) -> int:
@@ -66,7 +79,7 @@ class StepPlan:
 
 
 class EventKind(StrEnum):
-    """What happened. The first six are inputs to the scheduler, the rest what it made of them."""
+    """What happened. The first seven are inputs to the scheduler, the rest what it made of them."""
 
     ADDED = "added"
     ABORTED = "aborted"
@@ -74,8 +87,10 @@ class EventKind(StrEnum):
     COMPLETED = "completed"  # step number `start` has run; the SAMPLED events that follow are its tokens
     SAMPLED = "sampled"
     STOPPED = "stopped"  # a stop string, found outside the scheduler
+    PROPOSED = "proposed"  # drafts for a sequence: how many
     SCHEDULED = "scheduled"
     AWAITED = "awaited"  # with `async_depth`: why the next step is not planned ahead
+    ACCEPTED = "accepted"  # how many tokens beyond the first a row with drafts has brought
     DROPPED = "dropped"  # what the completed step computed for a sequence that has ended or left
     HIT = "hit"
     ALLOCATED = "allocated"

@@ -232,6 +232,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)
     num_computed: int = 0
     num_placeholders: int = 0  # tokens drawn by steps on their way
+    drafts: list[int] = field(default_factory=list)  # proposed for the next step; -1: known when it runs
     last_drawn: int = -1  # the newest token drawn, which its worker sets before the scheduler hears of it
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -288,6 +289,8 @@ class Request:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_drafts: int = 0  # proposed tokens that were run, and those of them that were right
+    num_accepted: int = 0
     hypotheses: list[Hypothesis] = field(default_factory=list)  # answers completed so far, the best `width` of them
     peak_blocks: tuple[int, int] = (0, 0)  # most KV blocks that the beams held together, and that without sharing
     first_token_time: float | None = None
@@ -339,6 +342,8 @@ class RequestMetrics:
     num_preemptions: int
     peak_blocks: int = 0
     peak_unshared_blocks: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
 
     @property
     def ttft(self) -> float | None:

@@ -16,7 +16,8 @@ from itertools import accumulate
 
 from minivllm.kv.hybrid import Windows, form_groups
 from minivllm.plan import Row, StepPlan
-from minivllm.request import Request, SampledToken
+from minivllm.request import Request, SampledToken, Sequence
+from minivllm.sample.spec import keep_matching
 
 MASK = 2**64 - 1
 
@@ -70,10 +71,11 @@ class IntegerModel:
 
     def execute(self, plan: StepPlan) -> list[list[SampledToken]]:
         """The tokens drawn: one list for each row with samples."""
-        return [self._draw(row, state) for row, state in self.run(plan)]
+        states = [state for _, state in self.run(plan)]
+        return keep_matching(plan, [self._draw(group, state) for group, state in zip(plan.groups, states, strict=True)])
 
     def run(self, plan: StepPlan) -> list[tuple[Row, int]]:
-        """Each row with samples, and the state that it draws from."""
+        """Each row with samples, and the state that it draws from; a row with drafts comes once more for each."""
         for page in self.pages:
             self._copy(page, plan.copies)
         for row in plan.rows:
@@ -82,10 +84,11 @@ class IntegerModel:
         for row, states in zip(plan.rows, folds, strict=True):
             self._write(1, row, states)
         drawing = [row for row in plan.rows if row.samples]
-        return [(row, fold(self._read(1, row), self.windows[1], row.stop - 1)[0]) for row in drawing]
+        states = [fold(self._read(1, row), self.windows[1], row.stop - len(row.drafts) - 1) for row in drawing]
+        return [(row, state) for row, several in zip(drawing, states, strict=True) for state in several]
 
-    def _draw(self, row: Row, state: int) -> list[SampledToken]:
-        return [SampledToken(choose(state, sequence.index, self.vocab_size)) for sequence in row.samples]
+    def _draw(self, group: tuple[Sequence, ...], state: int) -> list[SampledToken]:
+        return [SampledToken(choose(state, sequence.index, self.vocab_size)) for sequence in group]
 
     def _slots(self, layer: int, row: Row) -> list[int]:
         """Slot of each position up to the row's end, through the table of the layer's group."""

@@ -141,14 +141,25 @@ class Device:
     def _catch_up(self) -> None:
         for plan in self.queue:
             self.drawn[plan.step] = self.execute(plan)
-            for group, tokens in zip(plan.groups, self.drawn[plan.step], strict=True):
-                for sequence, token in zip(group, tokens, strict=True):
+            for row, tokens in zip([row for row in plan.rows if row.samples], self.drawn[plan.step], strict=True):
+                for sequence, token in zip(row.samples, tokens, strict=False):
                     sequence.last_drawn = token.token_id
         self.queue.clear()
 
 
-def run(cell: Cell, scheduler: Scheduler, requests: list[Request], execute: Execute, limit: int = 2000) -> Tokens:
-    """Drive the scheduler until all requests are done; `execute` runs a plan and draws."""
+def propose_nothing(scheduler: Scheduler) -> None:
+    """Nobody speculates."""
+
+
+def run(
+    cell: Cell,
+    scheduler: Scheduler,
+    requests: list[Request],
+    execute: Execute,
+    limit: int = 2000,
+    propose: Callable[[Scheduler], None] = propose_nothing,
+) -> Tokens:
+    """Drive the scheduler until all requests are done; `execute` runs a plan and draws, `propose` guesses before each."""
     coming, device, flying = list(requests), Device(execute), list[StepPlan]()
     while coming or scheduler.has_requests or flying:
         limit -= 1
@@ -158,6 +169,7 @@ def run(cell: Cell, scheduler: Scheduler, requests: list[Request], execute: Exec
             for request in coming[:at_once]:
                 scheduler.add(request)
             del coming[:at_once]
+        propose(scheduler)
         plan = scheduler.schedule()
         if plan.rows:
             device.launch(plan)

@@ -65,7 +65,7 @@ class BeamIntegerModel(IntegerModel):
         states = self.run(plan)
         chosen = self._choose([(row, state) for row, state in states if row.sequence.request.beams])
         return [
-            [chosen[s] for s in row.samples] if row.sequence.request.beams else self._draw(row, state)
+            [chosen[s] for s in row.samples] if row.sequence.request.beams else self._draw(row.samples, state)
             for row, state in states
         ]
 

@@ -26,12 +26,15 @@ class Cost:
     blocks: int
     unshared_blocks: int
     usable_blocks: int
+    num_drafts: int = 0
+    num_accepted: int = 0
 
     def __str__(self) -> str:
         speed = "" if self.tokens_per_second is None else f" · {self.tokens_per_second:,.1f} tokens/s"
+        drafts = f" · drafts accepted {self.num_accepted:,} of {self.num_drafts:,}" if self.num_drafts else ""
         return (
             f"TTFT {self.ttft * 1000:,.0f} ms{speed} · {self.new_tokens:,} tokens · {self.blocks:,} of"
-            f" {self.usable_blocks:,} KV blocks · prefix-cache hits {self.cached_tokens:,} of {self.prompt_tokens:,}"
+            f" {self.usable_blocks:,} KV blocks · prefix-cache hits {self.cached_tokens:,} of {self.prompt_tokens:,}{drafts}"
         )
 
 
@@ -52,6 +55,8 @@ def cost_of(output: RequestOutput, llm: LLM) -> Cost:
         blocks=metrics.peak_blocks or shared + sum(n - shared for n in alone),
         unshared_blocks=metrics.peak_unshared_blocks or sum(alone),
         usable_blocks=kv.pool.num_usable,
+        num_drafts=metrics.num_drafts,
+        num_accepted=metrics.num_accepted,
     )
 
 

@@ -86,6 +86,13 @@ class EngineFlags:
     ] = True
     policy: Annotated[str, EngineOption(metavar="fcfs|priority|static", help="Who runs first.")] = "fcfs"
     async_depth: Annotated[int, EngineOption(help="1: plan each step while the one before it runs.")] = 0
+    spec_method: Annotated[
+        str, EngineOption(metavar="none|ngram|draft", help="Who proposes tokens for the model to check in one step.")
+    ] = "none"
+    spec_tokens: Annotated[int, EngineOption(help="Most tokens proposed to a sequence in a step.")] = 4
+    draft_model: Annotated[
+        str | None, EngineOption(metavar="MODEL", help="The smaller model of --spec-method draft.", show_default=False)
+    ] = None
     tensor_parallel_size: Annotated[
         int, EngineOption("--tp", metavar="N", help="Split each layer over N processes.")
     ] = 1

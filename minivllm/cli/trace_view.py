@@ -26,7 +26,8 @@ DECODE, PREEMPTED, WAITING, END = "•", "✗", "·", "■"
 MAX_LANES = 40
 MAX_EVENTS = 12
 TOLD = (EventKind.HIT, EventKind.PREEMPTED, EventKind.REFUSED, EventKind.COPIED, EventKind.FORKED, EventKind.EVICTED,
-        EventKind.WITHDRAWN, EventKind.COMPILED, EventKind.STOPPED, EventKind.ABORTED, EventKind.DROPPED)  # fmt: skip
+        EventKind.WITHDRAWN, EventKind.COMPILED, EventKind.STOPPED, EventKind.ABORTED, EventKind.ACCEPTED,
+        EventKind.DROPPED)  # fmt: skip
 
 
 def bar(share: float) -> str:
@@ -215,6 +216,7 @@ def _tell(event: TraceEvent) -> str:
         EventKind.COMPILED: f"{who} may run: its grammar is compiled",
         EventKind.STOPPED: f"{who} stops at {event.reason!r}",
         EventKind.ABORTED: f"{who} is aborted",
+        EventKind.ACCEPTED: f"{who} gains {event.tokens:,} tokens by drafts that were right",
         EventKind.DROPPED: f"{who} ran {event.tokens:,} for nothing: it was {event.reason} meanwhile",
     }[event.kind]
     return f"step {event.step:>4}  {what}"

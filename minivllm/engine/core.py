@@ -51,6 +51,14 @@ class TokenSampler(Protocol):
     def sample(self, logits: Tensor, groups: list[tuple[Sequence, ...]]) -> list[list[SampledToken]]: ...
 
 
+class Speculation(Protocol):
+    """Guesses tokens, and says which guesses hold: see `sample/spec.py`."""
+
+    def propose(self, sequence: Sequence) -> list[int]: ...
+
+    def verify(self, logits: Tensor, plan: StepPlan, drawn: list[list[SampledToken]]) -> list[list[SampledToken]]: ...
+
+
 class EngineCore:
     """Scheduler, runner, sampler and output processor, stepped by whoever holds the lock.
 
@@ -67,6 +75,7 @@ class EngineCore:
         grammars: Grammars,
         *,
         prompt_logprobs: Callable[[Tensor, list[int], int], list[TokenLogprob]],
+        speculation: Speculation | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.scheduler = scheduler
@@ -74,6 +83,7 @@ class EngineCore:
         self.sampler = sampler
         self.outputs = outputs
         self.grammars = grammars
+        self.speculation = speculation
         self._prompt_logprobs = prompt_logprobs
         self._clock = clock
         self._lock = threading.Lock()
@@ -133,6 +143,10 @@ class EngineCore:
         The forward needs no more than the plan. Drawing waits until the tokens before are taken in: penalties, output
         positions and grammars look at them.
         """
+        if self.speculation is not None:
+            for sequence in self.scheduler.decoding():
+                drafts = self.grammars.cut(sequence, self.speculation.propose(sequence))
+                self.scheduler.propose(sequence, drafts)
         plan = self.scheduler.schedule()
         forward = self._worker.submit(self.runner.execute, plan) if plan.rows else None
         num_tokens = self._complete()
@@ -169,6 +183,8 @@ class EngineCore:
         if masks[0]:
             apply_masks(result.logits, *masks)  # filled while the forward ran
         drawn = self.sampler.sample(result.logits, plan.groups)
+        if self.speculation is not None:
+            return self.speculation.verify(result.logits, plan, drawn)
         for group, tokens in zip(plan.groups, drawn, strict=True):
             for sequence, token in zip(group, tokens, strict=True):
                 sequence.last_drawn = token.token_id

@@ -88,7 +88,27 @@ class Grammars:
         Sequences of one group are children that have drawn nothing yet: all are at the beginning of their grammar.
         """
         rows = [i for i, group in enumerate(groups) if group[0].request.id in self._matchers]
-        return rows, np.array([self._matcher(groups[i][0]).row() for i in rows], np.int32)
+        return rows, np.array([self._row(groups[i][0]) for i in rows], np.int32)
+
+    def _row(self, sequence: Sequence) -> NDArray[np.int32]:
+        """What may follow a sequence; one that drafts were added to may be ahead of its matcher.
+
+        After a draft that isn't allowed nothing is drawn that counts: what was allowed in its place must do as a mask.
+        """
+        matcher = self._matcher(sequence)
+        ahead = matcher.accept_prefix(sequence.output_token_ids[matcher.num_taken :])
+        row = matcher.row()
+        matcher.rollback(ahead)
+        return row
+
+    def cut(self, sequence: Sequence, drafts: list[int]) -> list[int]:
+        """The drafts up to the first that the sequence's grammar forbids. Unknown ones (-1) stay: masks judge them."""
+        if sequence.request.id not in self._matchers or -1 in drafts:
+            return drafts
+        matcher = self._matcher(sequence)
+        allowed = matcher.accept_prefix(drafts)
+        matcher.rollback(allowed)
+        return drafts[:allowed]
 
     def accept(self, drawn: Many[tuple[Sequence, SampledToken]]) -> None:
         """Advance the matchers by a step's tokens, and drop those of finished requests.

@@ -32,6 +32,7 @@ class TextState:
     stops: StopChecker
     text: str = ""
     sent: int = 0
+    num_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -88,17 +89,23 @@ class OutputProcessor:
             self._deliver(listener, now)
 
     def _advance(self, state: TextState, sequence: Sequence, token_id: int, scheduler: Scheduler) -> None:
+        """Add a token to a text. A step may have brought several: what is known of the sequence may lie ahead of it."""
         params = sequence.request.params
-        by_token = sequence.finish_reason is FinishReason.STOP
+        if state.num_tokens == len(sequence.output_token_ids):
+            return  # a stop string ended the text before this token
+        state.num_tokens += 1
+        ended = sequence.finished and state.num_tokens == len(sequence.output_token_ids)
+        by_token = ended and sequence.finish_reason is FinishReason.STOP
         piece = "" if by_token and not params.include_stop_str_in_output else state.detokenizer.push(token_id)
-        if sequence.finished:
+        if ended:
             piece += state.detokenizer.finish()
-        active = len(sequence.output_token_ids) > params.min_tokens
-        text, stop = state.stops.feed(piece, final=sequence.finished, active=active)
+        active = state.num_tokens > params.min_tokens
+        text, stop = state.stops.feed(piece, final=ended, active=active)
         state.text += text
         if stop is None or by_token:
             return
-        if sequence.finished:  # its last token both reached the length and completed a stop string
+        del sequence.output_token_ids[state.num_tokens :], sequence.logprobs[state.num_tokens :]
+        if sequence.finished:  # by a token that came in the same step
             sequence.finish_reason, sequence.stop_reason = FinishReason.STOP, stop
         else:
             scheduler.stop(sequence, stop)
@@ -128,6 +135,8 @@ def _output(listener: Listener) -> RequestOutput:
         request.num_cached_tokens,
         request.num_preemptions,
         *request.peak_blocks,
+        request.num_drafts,
+        request.num_accepted,
     )
     return RequestOutput(
         request_id=request.id,

@@ -18,10 +18,12 @@ from typing import NamedTuple
 import torch
 
 from minivllm.config import ConfigError, EngineConfig, ModelConfig
-from minivllm.engine.core import EngineCore
+from minivllm.engine.core import EngineCore, Runner, Speculation
+from minivllm.engine.draft_model import DraftSpeculation
 from minivllm.engine.grammars import Grammars
 from minivllm.engine.outputs import OutputProcessor
 from minivllm.engine.procs import LeadRunner, agree_on_free_memory, form_team, load_shard, under_torchrun
+from minivllm.kv.hybrid import ONE_GROUP, form_groups
 from minivllm.models.decoder import Decoder, resolve_device
 from minivllm.models.fetch import resolve_model
 from minivllm.models.loader import load_config, load_weights, open_checkpoint
@@ -35,6 +37,7 @@ from minivllm.sample.beam_sampler import BeamSampler
 from minivllm.sample.grammar.vocabulary import build_vocabulary
 from minivllm.sample.logprobs import prompt_logprobs
 from minivllm.sample.sampler import Sampler
+from minivllm.sample.spec import NgramSpeculation
 from minivllm.sched.scheduler import Scheduler
 from minivllm.sched.trace import Recorder, TraceHeader
 
@@ -100,9 +103,10 @@ def start_engine(model: str | Path | None, config: EngineConfig, memory: DeviceM
     memory = memory or read_memory(device)
     check_free(memory, config)
     decoder, tokenizer = _load(model, config, phases)
+    draft = load_draft(config, tokenizer, phases)
     if memory.loaded_bytes is None:
         memory = replace(memory, loaded_bytes=sum(phase.grown_bytes for phase in phases))
-    return build_engine(decoder, tokenizer, config, memory, phases)
+    return build_engine(decoder, tokenizer, config, memory, phases, draft)
 
 
 def _load(model: str | Path | None, config: EngineConfig, phases: Phases) -> tuple[Decoder, Tokenizer]:
@@ -128,6 +132,8 @@ def start_parallel(model: str | Path | None, config: EngineConfig, phases: Phase
     """
     if (share := asked_share(config)) is not None:
         raise ConfigError("memory_utilization", share, "is measured for one process only; give kv_cache_memory instead")
+    if config.spec_method == "draft":
+        raise ConfigError("spec_method", "draft", "its model runs in one process only; use ngram")
     with phases("resolve model"):
         path = resolve_model(None if model is None else os.fspath(model))
     make_shard(load_config(open_checkpoint(path)), 0, config.tensor_parallel_size)  # refused before anything starts
@@ -150,27 +156,46 @@ def build_engine(
     config: EngineConfig,
     memory: DeviceMemory | None = None,
     phases: Phases | None = None,
+    draft: Decoder | None = None,
 ) -> Engine:
     """An engine around a decoder that is in memory already (tests and lessons: a tiny one with random weights).
 
     `memory` is the device as it was before the decoder was loaded and what that took (None: as it is now); `phases` are
-    those so far.
+    those so far; `draft` is the model that proposes tokens, if one does.
     """
     phases = Phases(decoder.device) if phases is None else phases
     memory = memory or read_memory(decoder.device)
     if asked_share(config) is not None and memory.activation_bytes is None:
         with phases("profile run"):
             memory = replace(memory, activation_bytes=profile_step(decoder, config))
-    planned = plan_kv_memory(config, decoder.config, decoder.dtype, memory)
+    planned = plan_kv_memory(config, decoder.config, decoder.dtype, memory, draft.config if draft else None)
     with phases("KV cache"):
         runner = ModelRunner(decoder, config, planned.num_blocks)
-    return _wire(runner, tokenizer, config, planned, phases)
+    return _wire(runner, tokenizer, config, planned, phases, draft)
+
+
+def load_draft(config: EngineConfig, tokenizer: Tokenizer, phases: Phases) -> Decoder | None:
+    """The model that proposes tokens, if one is to. Raises `ConfigError` unless its tokens are those of `tokenizer`."""
+    if config.draft_model is None:
+        return None
+    decoder, its_tokenizer = _load(config.draft_model, config, phases)
+    ours, theirs = ([t.token_bytes(i) for i in range(t.vocab_size)] for t in (tokenizer, its_tokenizer))
+    if ours != theirs:
+        raise ConfigError(
+            "draft_model", config.draft_model, "has other tokens than the model: they must share a tokenizer"
+        )
+    return decoder
 
 
 def _wire(
-    runner: ModelRunner | LeadRunner, tokenizer: Tokenizer, config: EngineConfig, memory: KVMemory, phases: Phases
+    model_runner: ModelRunner | LeadRunner,
+    tokenizer: Tokenizer,
+    config: EngineConfig,
+    memory: KVMemory,
+    phases: Phases,
+    draft: Decoder | None = None,
 ) -> Engine:
-    model = runner.model.config
+    model = model_runner.model.config
     recorder = Recorder()
     size = memory.num_blocks, memory.max_model_len
     scheduler = Scheduler(config, *size, tokenizer.eos_token_ids, recorder, memory.windows)
@@ -179,6 +204,10 @@ def _wire(
         recorder.write_to(config.trace_file, header)
     sampler = Sampler(scheduler.eos_token_ids, model.vocab_size, config.seed)
     vocabulary = tokenizer.token_bytes, model.vocab_size, tokenizer.special_ids, scheduler.eos_token_ids
+    runner: Runner = model_runner
+    speculation: Speculation | None = NgramSpeculation(config) if config.spec_method == "ngram" else None
+    if config.spec_method == "draft":
+        runner = speculation = make_draft(config, runner, draft, sampler, memory)
     core = EngineCore(
         scheduler,
         runner,
@@ -186,5 +215,25 @@ def _wire(
         OutputProcessor(tokenizer.token_bytes, tokenizer.special_ids),
         Grammars(partial(build_vocabulary, *vocabulary), can_end=bool(scheduler.eos_token_ids)),
         prompt_logprobs=prompt_logprobs,
+        speculation=speculation,
     )
     return Engine(core, tokenizer, sampler, model, config, memory, memory.max_model_len, phases)
+
+
+def make_draft(
+    config: EngineConfig, target: Runner, draft: Decoder | None, sampler: Sampler, memory: KVMemory
+) -> DraftSpeculation:
+    """A draft model over the target's blocks. Raises `ConfigError` if the two can't share them, or can't understand each other."""
+    if draft is None or draft.config.vocab_size != sampler.vocab_size:
+        found = None if draft is None else f"{draft.config.vocab_size} tokens"
+        raise ConfigError("draft_model", found, f"must have the model's vocabulary of {sampler.vocab_size} tokens")
+    if draft.config.max_position < memory.max_model_len:
+        raise ConfigError(
+            "max_model_len", memory.max_model_len, f"the draft model ends at {draft.config.max_position} positions"
+        )
+    groups = form_groups(draft.config.windows, config.hybrid)
+    if memory.windows != ONE_GROUP or [group.window for group in groups] != [None]:
+        raise ConfigError(
+            "spec_method", "draft", 'needs one block table for all layers: set hybrid="off", or use ngram'
+        )
+    return DraftSpeculation(target, ModelRunner(draft, config, memory.num_blocks), sampler, config.spec_tokens)

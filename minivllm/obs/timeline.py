@@ -46,7 +46,7 @@ class Lane:
     cells: dict[int, Cell] = field(default_factory=dict)
     num_drawn: int = 0
     finished: str = ""
-    _reached: int = 0
+    reached: int = 0
 
     @property
     def name(self) -> str:
@@ -55,13 +55,13 @@ class Lane:
     def run(self, event: TraceEvent) -> Cell:
         """Note that a step runs some of the sequence's tokens."""
         stop = event.start + event.tokens
-        if event.start < self._reached:
+        if event.start < self.reached:
             activity = Activity.RECOMPUTE
         elif event.tokens == 1 if self.num_prompt is None else event.start >= self.num_prompt:
             activity = Activity.DECODE
         else:
             activity = Activity.PREFILL
-        self._reached = max(self._reached, stop)
+        self.reached = max(self.reached, stop)
         return self.cells.setdefault(event.step, Cell(activity, event.start, event.tokens))
 
 
@@ -132,6 +132,10 @@ class TimelineBuilder:
 
     def _sampled(self, event: TraceEvent) -> None:
         self._lane(event.request, event.sequence).num_drawn += 1
+
+    def _accepted(self, event: TraceEvent) -> None:
+        lane = self._lane(event.request, event.sequence)
+        lane.reached = event.start + 1 + event.tokens  # what runs in place of wrong drafts isn't run again
 
     def _finished(self, event: TraceEvent) -> None:
         self._waiting.discard(event.request)

@@ -11,13 +11,13 @@ from threading import Event
 
 import psutil  # type: ignore[import-untyped]
 import torch
-from minivllm_kernels import cpu
 
 from minivllm.config import ConfigError, EngineConfig
 from minivllm.models import layers
 from minivllm.models.decoder import Decoder
 from minivllm.runner.attention import pick_backend
 from minivllm.runner.host import keep_freed_memory
+from minivllm_kernels import cpu
 
 GIB = 2**30
 SAMPLE_EVERY = 0.0005  # seconds; a layer of a profiled step takes several milliseconds

@@ -31,7 +31,7 @@ class InputBatch:
     query_starts: tuple[int, ...]  # [B + 1]
     starts: tuple[int, ...]  # [B]: position of each row's first token
     context_lengths: tuple[int, ...]  # [B]: what each row's last token attends to, itself included
-    logits_indices: Tensor  # [R]: last token of each row that is sampled
+    logits_indices: Tensor  # [R]: last token of each row that is sampled; where it has drafts, those and the one before
     prompt_rows: tuple[int, ...]  # rows whose every position needs logits
     block_size: int
     window: int | None = None  # how many tokens, itself included, a token attends to
@@ -95,7 +95,8 @@ def build_input_batch(
         columns = np.arange(tables.shape[1]) + skipped[:, None]
         tables = np.take_along_axis(tables, columns.clip(max=tables.shape[1] - 1), 1)
         starts = starts - skipped * block_size
-    sampled = [index for index, row in enumerate(rows) if row.samples]
+    ends = [(stop, len(row.drafts)) for row, stop in zip(rows, query_starts[1:], strict=True) if row.samples]
+    sampled = [index for stop, drafts in ends for index in range(stop - drafts - 1, stop)]
 
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -108,7 +109,7 @@ def build_input_batch(
         query_starts=tuple(query_starts.tolist()),
         starts=tuple(starts.tolist()),
         context_lengths=tuple((starts + lengths).tolist()),
-        logits_indices=tensor(query_starts[1:][sampled] - 1),
+        logits_indices=tensor(np.array(sampled, dtype=np.int64)),
         prompt_rows=tuple(index for index, row in enumerate(rows) if wants_prompt_logits(row)),
         block_size=block_size,
         window=window,

@@ -57,18 +57,25 @@ class KVMemory:
 
 
 def plan_kv_memory(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, memory: DeviceMemory | None = None
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    memory: DeviceMemory | None = None,
+    draft: ModelConfig | None = None,
 ) -> KVMemory:
     """Size the KV cache: `num_kv_blocks`, else `kv_cache_memory` bytes, else what `memory_utilization` leaves, else
     `kv_memory_fraction` of free memory.
 
     A `max_model_len` that was asked for must fit; "auto" is the model's own, or the largest that fits if that is less.
-    `memory` is the device that the model lies on (None: this machine's). Raises `ConfigError` with the arithmetic.
+    `memory` is the device that the model lies on (None: this machine's). A `draft` model keeps its KV in the same
+    blocks. Raises `ConfigError` with the arithmetic.
     """
     groups = form_groups(model.windows, config.hybrid)
     windows = tuple(group.window for group in groups)
     num_pages = max(len(group.layers) for group in groups)
     bytes_per_token = model.kv_bytes_per_token(dtype.itemsize) * num_pages // model.num_layers
+    if draft is not None:
+        bytes_per_token += draft.kv_bytes_per_token(dtype.itemsize)
     source, num_blocks = _count_blocks(config, bytes_per_token * config.block_size, memory)
     fits = longest_request(num_blocks - 1, windows, config, model.max_position)
     if fits < 1:

@@ -73,8 +73,13 @@ class Sampler:
         raw = _row_per_sequence(logits, groups)
         processed = self._process(raw, sequences)
         tokens = self._draw(processed, sequences)
-        drawn = iter(_with_logprobs(tokens, raw, sequences))
+        drawn = iter(with_logprobs(tokens, raw, sequences))
         return [[next(drawn) for _ in group] for group in groups]
+
+    def distributions(self, logits: Tensor, sequences: list[Sequence]) -> list[NDArray[np.float64]]:
+        """What `sample` draws from, for sequences that aren't greedy: probabilities [V] from each row of `logits` [S, V]."""
+        rows = zip(self._process(logits, sequences), sequences, strict=True)
+        return [distribution(row.cpu().numpy(), sequence.request.params) for row, sequence in rows]
 
     def _process(self, logits: Tensor, sequences: list[Sequence]) -> Tensor:
         """Steps 1 to 3. Copies only if a sequence asks for one of them."""
@@ -98,13 +103,14 @@ class Sampler:
         require_finite(largest, sequences)
         tokens = ids.tolist()
         rows = [i for i, sequence in enumerate(sequences) if not sequence.request.params.greedy]
-        keys = [self._key(sequences[i]) for i in rows]
+        keys = [self.key(sequences[i]) for i in rows]
         numbers = uniforms(keys, [len(sequences[i].output_token_ids) for i in rows])
         for i, number in zip(rows, numbers.tolist(), strict=True):
             tokens[i] = draw_token(logits[i].cpu().numpy(), sequences[i].request.params, number)
         return tokens
 
-    def _key(self, sequence: Sequence) -> int:
+    def key(self, sequence: Sequence) -> int:
+        """With which all of a sequence's random numbers are made."""
         request = sequence.request
         return sequence_key(request.params.seed, sequence.index, self.engine_seed, request.id)
 
@@ -137,7 +143,7 @@ def require_finite(largest: Tensor, sequences: list[Sequence]) -> None:
         raise LogitsError(tuple(dict.fromkeys(bad)))
 
 
-def _with_logprobs(tokens: list[int], raw: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
+def with_logprobs(tokens: list[int], raw: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
     """Add to the tokens of the sequences that ask for it what the raw logits [S, V] say of them."""
     wanted: dict[int, list[int]] = {}
     for i, sequence in enumerate(sequences):
@@ -184,6 +190,13 @@ def draw_token(logits: NDArray[np.floating], params: SamplingParams, number: flo
     """
     weights = softmax_weights(logits, params.temperature)
     return choose(truncate(logits, weights, params.min_p, params.top_k, params.top_p), number)
+
+
+def distribution(logits: NDArray[np.floating], params: SamplingParams) -> NDArray[np.float64]:
+    """The probabilities [V] with which `draw_token` draws from `logits` [V]."""
+    weights = softmax_weights(logits, params.temperature)
+    kept = truncate(logits, weights, params.min_p, params.top_k, params.top_p)
+    return kept / kept.sum()
 
 
 def softmax_weights(logits: NDArray[np.floating], temperature: float) -> NDArray[np.float64]:

@@ -26,7 +26,17 @@ def target(sequence: Sequence) -> int:
     request = sequence.request
     if not request.forked:
         return sequence.num_prompt
-    return sequence.num_expected - (request.beams is not None and not abreast(request))
+    return sequence.num_expected + len(sequence.drafts) - (request.beams is not None and not abreast(request))
+
+
+def draft_room(sequence: Sequence) -> int:
+    """The most drafts that a sequence has a use for: none unless it has one token to compute, and never its last one.
+
+    What follows the last token is nobody's matter, so with drafts a sequence needs no more slots than without.
+    """
+    request = sequence.request
+    decodes = request.forked and request.beams is None and sequence.num_tokens - sequence.num_computed == 1
+    return request.max_tokens - len(sequence.output_token_ids) - 1 if decodes else 0
 
 
 def abreast(request: Request) -> bool:

@@ -2,11 +2,12 @@
 
 There is no prefill phase and no decode phase. A sequence knows some tokens and has computed some; one token budget a
 step is handed out so that computed catches up with known. Chunked prefill, decode and the recomputation after a
-preemption are the same operation with different deficits. Running requests come first, then waiting ones; a step that
+preemption are the same operation with different deficits, and so are proposed tokens (`propose`): they count as known
+until the step that runs them says which of them are right. Running requests come first, then waiting ones; a step that
 had to preempt admits nobody.
 
 Source: vLLM 0.32 `v1/core/sched/scheduler.py:Scheduler.schedule` (966 lines; left out: encoder inputs, LoRA, remote KV,
-pipeline stagger, draft tokens). Different by decision: the request with all its sequences is the unit of admission and
+pipeline stagger). Different by decision: the request with all its sequences is the unit of admission and
 preemption, because its sequences share blocks that only exist while they are together.
 
 Beams are sequences of one request that step together: all of them run their last token in the same step, or none does,
@@ -17,6 +18,7 @@ The leading engine has no beams in its scheduler: its front end sends one-token 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
@@ -26,7 +28,7 @@ from minivllm.kv.hybrid import ONE_GROUP, Windows, longest_request, make_manager
 from minivllm.plan import EventKind, Row, StepPlan
 from minivllm.request import FinishReason, Request, SampledToken, Sequence, Status
 from minivllm.sched.async_sched import InFlight, is_stale
-from minivllm.sched.deficit import runnable, target
+from minivllm.sched.deficit import draft_room, runnable, target
 from minivllm.sched.policy import make_queue, pick_victim
 from minivllm.sched.trace import Recorder, spec_of
 
@@ -67,6 +69,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         self.num_preemptions = 0
+        self.num_drafts, self.num_accepted = Counter[int](), Counter[int]()  # by place in the row, from 0 on
         self._uids = count()
         self._check_config()
 
@@ -159,7 +162,21 @@ class Scheduler:
     def has_requests(self) -> bool:
         return bool(self.requests)
 
-    # one step: schedule, then update with what was drawn
+    # one step: propose if you like, schedule, then update with what was drawn
+
+    def decoding(self) -> list[Sequence]:
+        """The sequences that drafts could help in the next step."""
+        return [s for request in self.running for s in request.live if draft_room(s) > 0]
+
+    def propose(self, sequence: Sequence, drafts: Iterable[int]) -> None:
+        """Guess the next tokens of a sequence, for the next step alone; those that it has no use for are left out.
+
+        Only how many there are counts here: -1 stands for a draft that is known when the step runs (`Row.drafts`).
+        """
+        sequence.drafts = list(drafts)[: draft_room(sequence)]
+        if sequence.drafts:
+            who = sequence.request.id, sequence.index
+            self.recorder.emit(EventKind.PROPOSED, request=who[0], sequence=who[1], tokens=len(sequence.drafts))
 
     def schedule(self) -> StepPlan:
         """Plan the next step: `update` must have taken in the one before if that was `awaited`, else the one before that."""
@@ -178,6 +195,8 @@ class Scheduler:
                 tokens=row.num_tokens,
             )
         for request in self.running:
+            for sequence in request.live:
+                sequence.drafts = []  # those that found no room are forgotten
             if request.beams:
                 request.peak_blocks = max(request.peak_blocks, self.kv.num_held(request))
         self.in_flight.launch(step.plan, self.running)
@@ -189,7 +208,7 @@ class Scheduler:
             for sequence in runnable(request, step.budget):
                 if request.status is not Status.RUNNING:
                     break  # preempted for the sake of an earlier one
-                num_new = self._share(step, target(sequence) - sequence.num_computed)
+                num_new = self._share(step, target(sequence) - sequence.num_computed, splits=bool(sequence.drafts))
                 if num_new == 0:
                     continue  # not strictly first come, first served: others may still fit
                 copies = self._allocate_or_preempt(step, sequence, num_new)
@@ -197,13 +216,14 @@ class Scheduler:
                     return  # left, or waits for blocks: nobody behind it is tried
                 self._plan_row(step, sequence, num_new, copies)
 
-    def _share(self, step: Step, deficit: int) -> int:
-        """How much of a deficit this step may run: capped by budget and threshold; all or nothing without chunking."""
+    def _share(self, step: Step, deficit: int, *, splits: bool = False) -> int:
+        """How much of a deficit this step may run: capped by budget and threshold; without chunking all or nothing, unless
+        it `splits` anyway."""
         threshold = self.config.long_prefill_threshold
         if threshold and len(self.requests) > 1:
             deficit = min(deficit, threshold)
         if deficit > step.budget:
-            return step.budget if self.config.enable_chunked_prefill else 0
+            return step.budget if splits or self.config.enable_chunked_prefill else 0
         return deficit
 
     def _allocate_or_preempt(self, step: Step, sequence: Sequence, num_new: int) -> list[tuple[int, int]] | None:
@@ -231,6 +251,7 @@ class Scheduler:
         for sequence in request.live:
             self.in_flight.free(sequence)
             sequence.num_computed = sequence.num_placeholders = 0
+            sequence.drafts = []
         request.forked = len(request.live) == 1
         request.status = Status.PREEMPTED
         request.num_preemptions += 1
@@ -292,16 +313,22 @@ class Scheduler:
     def _plan_row(self, step: Step, sequence: Sequence, num_new: int, copies: list[tuple[int, int]]) -> None:
         start = sequence.num_computed
         samples: tuple[Sequence, ...] = ()
-        if start + num_new == sequence.num_expected:
+        num_drafts = start + num_new - sequence.num_expected
+        if num_drafts >= 0:
             samples = (sequence,)
         if not sequence.request.forked:
             fresh = not sequence.output_token_ids
             samples = tuple(sequence.request.live) if samples and fresh else ()
-        step.plan.rows.append(Row(sequence, start, num_new, self.kv.block_ids(sequence), samples, tuple(copies)))
+        drafts = tuple(sequence.drafts[: max(num_drafts, 0)])
+        blocks = self.kv.block_ids(sequence)
+        step.plan.rows.append(Row(sequence, start, num_new, blocks, samples, tuple(copies), drafts=drafts))
         step.budget -= num_new
 
     def update(self, plan: StepPlan, drawn: list[list[SampledToken]]) -> list[tuple[Sequence, SampledToken]]:
         """Take in what a step drew: `drawn` has one list for each row with samples, in order. Returns what was appended.
+
+        The list of a row with drafts has the tokens of its one sequence: the drafts that were right, and one more. Those
+        after a token that ends the sequence are left out.
 
         Rows of requests that were aborted or preempted meanwhile, and of sequences that ended, are dropped. A token with
         a parent continues that sequence of its request, which must go on itself: it is the parent of its own token.
@@ -310,22 +337,39 @@ class Scheduler:
             return []
         self.in_flight.land(plan)
         appended: list[tuple[Sequence, SampledToken]] = []
+        checked: list[Row] = []
         tokens = iter(drawn)
         for row in plan.rows:
             row_tokens = next(tokens) if row.samples else []
             if is_stale(row):
                 self.in_flight.drop(row)
                 continue
-            self.kv.record_written(row.sequence, row.start, row.stop)
+            for sequence in row.samples:
+                sequence.num_placeholders -= 1
+            self.kv.record_written(row.sequence, row.start, row.stop - len(row.drafts))
             if self.config.publish_at == "compute":
                 self.kv.publish(row.sequence, row.stop)
             if not row.sequence.request.forked and row.stop == target(row.sequence):
                 self._fork(row.sequence)
-            appended += zip(row.samples, row_tokens, strict=True)
+            if row.drafts:
+                row.sequence.num_computed -= len(row.drafts) + 1 - len(row_tokens)
+                checked.append(row)
+            appended += zip(row.samples * (len(row.drafts) + 1), row_tokens, strict=not row.drafts)
         self._fork_beams(appended)
-        for sequence, token in appended:
-            self._append(sequence, token)
+        appended = [(sequence, token) for sequence, token in appended if self._append(sequence, token)]
+        for row in checked:
+            self._count_drafts(row, sum(sequence is row.sequence for sequence, _ in appended) - 1)
         return appended
+
+    def _count_drafts(self, row: Row, num_accepted: int) -> None:
+        request = row.sequence.request
+        request.num_drafts += len(row.drafts)
+        request.num_accepted += num_accepted
+        self.num_drafts.update(range(len(row.drafts)))
+        self.num_accepted.update(range(num_accepted))
+        self.recorder.emit(
+            EventKind.ACCEPTED, request=request.id, sequence=row.sequence.index, start=row.start, tokens=num_accepted
+        )
 
     def _fork(self, trunk: Sequence) -> None:
         """The prompt's KV is there: the request's other sequences start from it."""
@@ -344,7 +388,10 @@ class Scheduler:
             sequence.output_token_ids[:] = parent.output_token_ids
             sequence.logprobs[:] = parent.logprobs
 
-    def _append(self, sequence: Sequence, token: SampledToken) -> None:
+    def _append(self, sequence: Sequence, token: SampledToken) -> bool:
+        """Add a token to a sequence and end that if it does; False if it has ended already, by a token of this step."""
+        if sequence.finished:
+            return False
         request = sequence.request
         self.recorder.emit(
             EventKind.SAMPLED,
@@ -353,7 +400,6 @@ class Scheduler:
             token_ids=(token.token_id,),
             parent=token.parent,
         )
-        sequence.num_placeholders -= 1
         sequence.output_token_ids.append(token.token_id)
         if token.logprob is not None:
             sequence.logprobs.append(token.logprob)
@@ -365,7 +411,8 @@ class Scheduler:
         elif len(sequence.output_token_ids) >= request.max_tokens:
             self._finish(sequence, FinishReason.LENGTH)
         elif self.config.publish_at == "schedule":
-            self.kv.publish(sequence, sequence.num_computed)  # a row on its way may have waited for this token
+            self.kv.publish(sequence, sequence.num_computed)  # a row may have waited for this token
+        return True
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End one sequence; with its last one the request ends too."""

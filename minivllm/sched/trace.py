@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
-from itertools import groupby, zip_longest
+from itertools import groupby, takewhile, zip_longest
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -151,11 +151,15 @@ def _by_step(events: Iterable[TraceEvent]) -> Iterator[tuple[int, list[TraceEven
 
 
 def _update(scheduler: Scheduler, step: int, following: Iterable[TraceEvent]) -> None:
-    """Complete a step with the tokens recorded after it."""
-    tokens = (SampledToken(e.token_ids[0], parent=e.parent) for e in following if e.kind is EventKind.SAMPLED)
+    """Complete a step with the tokens recorded after it: one for each of a row's samples, several for one with drafts."""
+    tokens: dict[tuple[str, int], list[SampledToken]] = defaultdict(list)
+    for event in takewhile(lambda event: event.kind is not EventKind.COMPLETED, following):
+        if event.kind is EventKind.SAMPLED:
+            tokens[event.request, event.sequence].append(SampledToken(event.token_ids[0], parent=event.parent))
     plan = scheduler.in_flight.plans[step]
-    rows = [row for row in plan.rows if row.samples]
-    scheduler.update(plan, [[] if is_stale(row) else [next(tokens, NO_TOKEN) for _ in row.samples] for row in rows])
+    drawn = [[t for s in row.samples for t in tokens[s.request.id, s.index] or [NO_TOKEN]] for row in plan.rows]
+    rows = zip(plan.rows, drawn, strict=True)
+    scheduler.update(plan, [[] if is_stale(row) else own for row, own in rows if row.samples])
 
 
 def _feed(scheduler: Scheduler, recorded: list[TraceEvent]) -> None:
@@ -168,7 +172,9 @@ def _feed(scheduler: Scheduler, recorded: list[TraceEvent]) -> None:
         elif event.kind is EventKind.COMPILED:
             scheduler.grammar_compiled(event.request)
         elif event.kind is EventKind.COMPLETED and event.start in scheduler.in_flight.plans:
-            _update(scheduler, event.start, recorded[number:])
+            _update(scheduler, event.start, recorded[number + 1 :])
+        elif event.kind is EventKind.PROPOSED and event.request in scheduler.requests:
+            scheduler.propose(scheduler.requests[event.request].sequences[event.sequence], [-1] * event.tokens)
         elif event.kind is EventKind.STOPPED and event.request in scheduler.requests:
             scheduler.stop(scheduler.requests[event.request].sequences[event.sequence], event.reason)
 

@@ -9,7 +9,8 @@ from minivllm.config import ModelConfig
 from minivllm.models.decoder import Decoder
 from minivllm.request import SampledToken
 from minivllm.runner.model_runner import ModelRunner
-from tests.lattice import Cell, cells, make_scheduler, num_blocks, prove, refused, run, workload
+from minivllm.sample.spec import keep_matching
+from tests.lattice import Cell, cells, make_scheduler, num_blocks, propose_nothing, prove, refused, run, workload
 from tests.random_weights import random_weights
 from tests.reference_decoder import reference_logits
 
@@ -51,7 +52,7 @@ def expected(model: ModelConfig = MODEL):
     return said
 
 
-def say(cell: Cell, model: ModelConfig = MODEL, spoil=lambda runner: None, prove=prove):
+def say(cell: Cell, model: ModelConfig = MODEL, spoil=lambda runner: None, prove=prove, propose=propose_nothing):
     requests = workload(LENGTH, VOCAB, EOS)
     scheduler = make_scheduler(cell, requests, EOS)
     decoder = Decoder(model, weights_of(model), dtype=torch.float64, device="cpu")
@@ -61,13 +62,10 @@ def say(cell: Cell, model: ModelConfig = MODEL, spoil=lambda runner: None, prove
     def execute(plan):
         if not plan.rows:
             return []
-        logits = iter(runner.execute(plan).logits)
-        return [
-            [SampledToken(pick(row_logits, s.index)) for s in row.samples]
-            for row, row_logits in zip([r for r in plan.rows if r.samples], logits, strict=True)
-        ]
+        rows = zip(plan.groups, runner.execute(plan).logits, strict=True)
+        return keep_matching(plan, [[SampledToken(pick(logits, s.index)) for s in group] for group, logits in rows])
 
-    said = run(cell, scheduler, requests, execute)
+    said = run(cell, scheduler, requests, execute, propose=propose)
     prove(cell, requests, list(scheduler.recorder.events))
     return said
 

@@ -119,6 +119,19 @@ class Matcher:
         """Take one token. Raises `GrammarError`, and stays where it is, if the token is not allowed."""
         self._states.append(self._after(token_id))
 
+    def accept_prefix(self, token_ids: list[int]) -> int:
+        """Take tokens up to the first that is not allowed; how many they are."""
+        for number, token in enumerate(token_ids):
+            try:
+                self.accept(token)
+            except GrammarError:
+                return number
+        return len(token_ids)
+
+    @property
+    def num_taken(self) -> int:
+        return len(self._states) - 1
+
     def _after(self, token_id: int) -> int:
         state, vocabulary = self._states[-1], self._grammar.vocabulary
         if state == ENDED:
