@@ -127,7 +127,8 @@ class EngineConfig:
     Memory: `num_kv_blocks` wins over `kv_cache_memory` (bytes), which wins over `memory_utilization`, which wins over
     `kv_memory_fraction` of free memory. `memory_utilization` is the share of the whole device that the engine may take,
     for weights and all: a profile run at start-up finds what it leaves for KV. `max_model_len="auto"`: the model's own
-    length, or the largest that fits if that is less.
+    length, or the largest that fits if that is less. With tensor parallelism (`tensor_parallel_size` processes share each
+    layer: `runner/parallel.py`) each size is for one process.
     Switches to teach with: `policy`, `free_order`, `publish_at`, `reserve_full_prompt`, `long_prefill_threshold`,
     `enable_prefix_caching`, `enable_chunked_prefill`, `lifo_unhashed`, `partial_block_hits` (off: hits are whole blocks),
     `async_depth` (steps planned ahead of the one that runs: 0 or 1. A device of its own gains from 1; on a CPU the
@@ -166,6 +167,7 @@ class EngineConfig:
     draft_model: str | None = None
     host_kv_blocks: int = 0
     preemption: Preemption = "recompute"
+    tensor_parallel_size: int = 1
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention_backend: Literal["auto", "cpp", "torch", "reference"] = "auto"
@@ -174,7 +176,14 @@ class EngineConfig:
     check_integrity: bool = False
 
     def __post_init__(self) -> None:
-        for field in ("block_size", "max_num_batched_tokens", "max_num_seqs", "spec_tokens", "spec_ngram_min"):
+        for field in (
+            "block_size",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "spec_tokens",
+            "spec_ngram_min",
+            "tensor_parallel_size",
+        ):
             at_least(field, getattr(self, field), 1)
         for field in ("num_kv_blocks", "kv_cache_memory"):
             if getattr(self, field) is not None:

@@ -52,6 +52,9 @@ class Row:
         return replace(self.sequence, output_token_ids=[*self.sequence.output_token_ids, *self.drafts[:n]])
 
 
+Moves = tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]
+
+
 @dataclass(slots=True)
 class StepPlan:
     """Everything the runner needs for one forward pass. The next step must not be planned before an `awaited` one has completed.
@@ -74,6 +77,11 @@ class StepPlan:
     def loads(self) -> list[tuple[int, int]]:
         """Copies (host slot, block) from host memory."""
         return [pair for row in self.rows for pair in row.loads]
+
+    @property
+    def moves(self) -> Moves:
+        """Everything that is copied before the forward, in order: stores, loads, copies."""
+        return self.stores, self.loads, self.copies
 
     @property
     def groups(self) -> list[tuple[Sequence, ...]]:

@@ -97,6 +97,9 @@ class EngineFlags:
     draft_model: Annotated[
         str | None, EngineOption(metavar="MODEL", help="The smaller model of --spec-method draft.", show_default=False)
     ] = None
+    tensor_parallel_size: Annotated[
+        int, EngineOption("--tp", metavar="N", help="Split each layer over N processes.")
+    ] = 1
     dtype: Annotated[str, EngineOption(metavar="auto|float32|bfloat16", help="Of weights and KV cache.")] = "auto"
     device: Annotated[str, EngineOption(metavar="auto|cpu|cuda", help="Where the model runs.")] = "auto"
     attention_backend: Annotated[

@@ -87,7 +87,9 @@ class EngineCore:
         self._prompt_logprobs = prompt_logprobs
         self._clock = clock
         self._lock = threading.Lock()
-        self._worker: Executor = ThreadPoolExecutor(1, "worker") if scheduler.config.async_depth else Inline()
+        # Ctrl-C stops the main thread anywhere; a forward that other processes have a part in must run to its end.
+        threaded = scheduler.config.async_depth or scheduler.config.tensor_parallel_size > 1
+        self._worker: Executor = ThreadPoolExecutor(1, "worker") if threaded else Inline()
         self._launched: tuple[StepPlan, Future[list[list[SampledToken]]]] | None = None
 
     def add(self, request: Request, sink: Sink, *, stream: bool = False) -> None:

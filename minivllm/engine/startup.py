@@ -22,10 +22,12 @@ from minivllm.engine.core import EngineCore, Runner, Speculation
 from minivllm.engine.draft_model import DraftSpeculation
 from minivllm.engine.grammars import Grammars
 from minivllm.engine.outputs import OutputProcessor
+from minivllm.engine.procs import LeadRunner, agree_on_free_memory, form_team, load_shard, under_torchrun
 from minivllm.kv.hybrid import ONE_GROUP, form_groups
 from minivllm.models.decoder import Decoder, resolve_device
 from minivllm.models.fetch import resolve_model
 from minivllm.models.loader import load_config, load_weights, open_checkpoint
+from minivllm.models.shards import make_shard
 from minivllm.models.tokenizer import Tokenizer
 from minivllm.runner.device_memory import DeviceMemory, asked_share, check_free, held_bytes, profile_step, read_memory
 from minivllm.runner.host import return_freed_memory
@@ -95,6 +97,9 @@ def start_engine(model: str | Path | None, config: EngineConfig, memory: DeviceM
     return_freed_memory()  # else what an engine before this one has freed would hide what loading takes
     device = resolve_device(config.device)
     phases = Phases(device)
+    config = under_torchrun(config)
+    if config.tensor_parallel_size > 1:
+        return start_parallel(model, config, phases)
     memory = memory or read_memory(device)
     check_free(memory, config)
     decoder, tokenizer = _load(model, config, phases)
@@ -118,6 +123,31 @@ def _load(model: str | Path | None, config: EngineConfig, phases: Phases) -> tup
         weights.clear()
         return_freed_memory()
     return decoder, tokenizer
+
+
+def start_parallel(model: str | Path | None, config: EngineConfig, phases: Phases) -> Engine:
+    """Start the other ranks of tensor parallelism, load this one's shard and build an engine around it.
+
+    Raises what `start_engine` does, and `LostRankError` if a rank ends; none is left behind then.
+    """
+    if (share := asked_share(config)) is not None:
+        raise ConfigError("memory_utilization", share, "is measured for one process only; give kv_cache_memory instead")
+    if config.spec_method == "draft":
+        raise ConfigError("spec_method", "draft", "its model runs in one process only; use ngram")
+    with phases("resolve model"):
+        path = resolve_model(None if model is None else os.fspath(model))
+    make_shard(load_config(open_checkpoint(path)), 0, config.tensor_parallel_size)  # refused before anything starts
+    with phases("processes"):
+        team = form_team(path, config)
+    try:
+        with phases("load weights"):
+            loaded, decoder = load_shard(team.group, path, config)
+        planned = plan_kv_memory(config, decoder.config, decoder.dtype, agree_on_free_memory(team.group))
+        with phases("KV cache"):
+            runner = LeadRunner(team, decoder, config, planned.num_blocks)
+        return _wire(runner, loaded.tokenizer, config, planned, phases)
+    except BaseException as error:
+        raise team.end(error) or error from None
 
 
 def build_engine(
@@ -158,12 +188,12 @@ def load_draft(config: EngineConfig, tokenizer: Tokenizer, phases: Phases) -> De
 
 
 def _wire(
-    model_runner: ModelRunner,
+    model_runner: ModelRunner | LeadRunner,
     tokenizer: Tokenizer,
     config: EngineConfig,
     memory: KVMemory,
     phases: Phases,
-    draft: Decoder | None,
+    draft: Decoder | None = None,
 ) -> Engine:
     model = model_runner.model.config
     recorder = Recorder()

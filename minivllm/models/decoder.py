@@ -19,11 +19,14 @@ Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 GetWeight = Callable[[str], Tensor]
 """The weight of a name, checked, in the dtype and on the device where it is used."""
 
+MakeLinear = Callable[[Tensor], PackedLinear]
+"""Makes a linear layer of its weight."""
+
 
 class DecoderLayer:
     """Attention and feed-forward network, each behind a norm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, index: int, weight_of_model: GetWeight) -> None:
+    def __init__(self, config: ModelConfig, index: int, weight_of_model: GetWeight, row_linear: MakeLinear) -> None:
         def weight(name: str) -> Tensor:
             return weight_of_model(f"model.layers.{index}.{name}")
 
@@ -33,9 +36,9 @@ class DecoderLayer:
         self.post_attention_norm = weight("post_attention_layernorm.weight")
         self.qkv = _joined(weight, [f"self_attn.{name}_proj" for name in "qkv"], bias=config.qkv_bias)
         self.qk_norm = _joined_norm(config, weight) if config.qk_norm else None
-        self.output = PackedLinear(weight("self_attn.o_proj.weight"))
+        self.output = row_linear(weight("self_attn.o_proj.weight"))
         self.gate_up = _joined(weight, ["mlp.gate_proj", "mlp.up_proj"], bias=False)
-        self.down = PackedLinear(weight("mlp.down_proj.weight"))
+        self.down = row_linear(weight("mlp.down_proj.weight"))
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention, ops: LayerOps) -> Tensor:
         """Residual stream [T, hidden_size] -> the same tensor, one layer on."""
@@ -74,10 +77,18 @@ class Decoder:
     """
 
     def __init__(
-        self, config: ModelConfig, weights: dict[str, Tensor], *, dtype: torch.dtype, device: str | torch.device = "cpu"
+        self,
+        config: ModelConfig,
+        weights: dict[str, Tensor],
+        *,
+        dtype: torch.dtype,
+        device: str | torch.device = "cpu",
+        row_linear: MakeLinear = PackedLinear,
     ) -> None:
         """Take weights by their Hugging Face names. `lm_head.weight` is absent where the embedding is its own head.
 
+        `row_linear` makes the two layers that end a block, output and down: where `config` and `weights` are a shard of a
+        model (`models/shards.py`), these sum over all shards.
         Raises `ModelError` naming a weight that's missing or has a wrong shape.
         """
         self.config = config
@@ -90,7 +101,7 @@ class Decoder:
             return check_weight(name, weights.get(name), shapes).to(self.device, dtype)
 
         self.embedding = weight("model.embed_tokens.weight")
-        self.layers = [DecoderLayer(config, index, weight) for index in range(config.num_layers)]
+        self.layers = [DecoderLayer(config, index, weight, row_linear) for index in range(config.num_layers)]
         self.norm = weight("model.norm.weight")
         tied = config.tie_word_embeddings or "lm_head.weight" not in weights
         self.head = PackedLinear(self.embedding if tied else weight("lm_head.weight"))

@@ -12,6 +12,7 @@ from minivllm.config import ConfigError, ModelConfig, ModelError
 from minivllm.models.gguf_model import GGUFCheckpoint
 from minivllm.models.gguf_reader import read_gguf
 from minivllm.models.safetensors_model import SafetensorsCheckpoint
+from minivllm.models.shards import Shard, make_shard
 from minivllm.models.tokenizer import Tokenizer
 from minivllm.models.weights import check_weight, weight_shapes
 
@@ -29,14 +30,18 @@ Checkpoint = GGUFCheckpoint | SafetensorsCheckpoint
 """A model on disk. Names and layout of its tensors are those of Hugging Face, whatever the format."""
 
 
-def load_model(path: Path, dtype: torch.dtype) -> LoadedModel:
+def load_model(path: Path, dtype: torch.dtype, rank: int = 0, size: int = 1) -> LoadedModel:
     """Read configuration, weights (converted to `dtype`) and tokenizer of the GGUF file or safetensors folder at `path`.
 
-    Raises `ModelError`, naming the file and what to do, if anything is missing, damaged or not supported.
+    With `size` > 1, configuration and weights are those of shard `rank` (`models/shards.py`).
+
+    Raises `ModelError`, naming the file and what to do, if anything is missing, damaged or not supported; `ConfigError`
+    if the model can't be split into `size` shards.
     """
     checkpoint = open_checkpoint(path)
     config = load_config(checkpoint)
-    return LoadedModel(config, load_weights(checkpoint, config, dtype), checkpoint.tokenizer())
+    shard = make_shard(config, rank, size)
+    return LoadedModel(shard.config, load_weights(checkpoint, config, dtype, shard), checkpoint.tokenizer())
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -56,7 +61,11 @@ def load_config(checkpoint: Checkpoint) -> ModelConfig:
         ) from error
 
 
-def load_weights(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Read every weight that a model of this configuration has. Raises `ModelError` if one is missing or misshapen."""
+def load_weights(
+    checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, shard: Shard | None = None
+) -> dict[str, Tensor]:
+    """Read every weight that a model of this configuration has, and keep it, or the shard's part: then at no time is there
+    more than one whole one in memory. Raises `ModelError` if one is missing or misshapen."""
     shapes, where = weight_shapes(config), f"{checkpoint.path}: "
-    return {name: check_weight(name, checkpoint.read(name, dtype), shapes, where) for name in shapes}
+    cut = (shard or make_shard(config, 0, 1)).cut
+    return {name: cut(name, check_weight(name, checkpoint.read(name, dtype), shapes, where)) for name in shapes}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,11 +50,30 @@ class InputBatch:
         positions = starts[:, :, None] + torch.arange(self.block_size, device=starts.device)
         return (positions >= lengths[:, :, None]).flatten(1)
 
+    def to(self, device: torch.device) -> InputBatch:
+        """The same with its tensors on a device."""
+        tensors = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})  # type: ignore[arg-type]
+
+    def without_logits(self) -> InputBatch:
+        """The same rows run for their K and V alone."""
+        return replace(self, logits_indices=self.logits_indices[:0], prompt_rows=())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as arrays, which takes a twentieth of the time that tensors take. The tensors must be on the CPU."""
+        values = (getattr(self, f.name) for f in fields(self))
+        return _from_arrays, tuple(v.numpy() if isinstance(v, Tensor) else v for v in values)
+
     def _block_starts(self, count: int) -> Tensor:
         return torch.arange(count, device=self.block_tables.device) * self.block_size
 
     def _lengths(self, rows: Many[int]) -> Tensor:
         return torch.tensor([self.context_lengths[row] for row in rows], device=self.block_tables.device)[:, None]
+
+
+def _from_arrays(*values: Any) -> InputBatch:
+    tensors: list[Any] = [torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in values]
+    return InputBatch(*tensors)
 
 
 def build_input_batch(

@@ -11,7 +11,7 @@ from minivllm.config import EngineConfig
 from minivllm.kv.hybrid import LayerGroup, Windows, form_groups
 from minivllm.models import layers
 from minivllm.models.decoder import Attention, Decoder, resolve_device
-from minivllm.plan import StepPlan
+from minivllm.plan import Moves, StepPlan
 from minivllm.runner.attention import BACKENDS, pick_backend
 from minivllm.runner.host import keep_freed_memory
 from minivllm.runner.input_batch import InputBatch, build_input_batch
@@ -49,13 +49,21 @@ class ModelRunner:
         self.attention = BACKENDS[self.backend](self.cache)
         self.ops: layers.LayerOps = cpu if self.backend == "cpp" else layers
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run the plan's rows. The plan must have at least one row."""
-        self.cache.store_blocks(plan.stores)
-        self.cache.load_blocks(plan.loads)
-        self.cache.copy_blocks(plan.copies)
-        batches = [build_input_batch(plan, self.block_size, self.model.device, *view) for view in self.views]
+        return self.run(plan.moves, self.input_batches(plan, self.model.device))
+
+    def input_batches(self, plan: StepPlan, device: torch.device | str) -> list[InputBatch]:
+        """The plan's rows as the layers of each view see them."""
+        return [build_input_batch(plan, self.block_size, device, *view) for view in self.views]
+
+    @torch.inference_mode()
+    def run(self, moves: Moves, batches: list[InputBatch]) -> StepResult:
+        """Move blocks as `StepPlan.moves` says, then run `input_batches`."""
+        stores, loads, copies = moves
+        self.cache.store_blocks(stores)
+        self.cache.load_blocks(loads)
+        self.cache.copy_blocks(copies)
         batch = batches[0]
         hidden = self.model.forward(batch.token_ids, batch.positions, self._attention(batches), self.ops)
         logits = self.model.logits(hidden.index_select(0, batch.logits_indices))
