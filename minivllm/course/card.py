@@ -14,7 +14,7 @@ from minivllm.course.records import End, PartRecord, PartResult, Result, Status
 
 MARKS = {
     Status.PASSED: "[green]✓[/]",
-    Status.TODO: "[yellow]·[/]",
+    Status.NOT_STARTED: "[yellow]·[/]",
     Status.NOT_RUN: "[dim]·[/]",
     Status.FAILED: "[red]✗[/]",
     Status.TIMEOUT: "[magenta]⧗[/]",

@@ -96,7 +96,7 @@ def explain(result: Result, part: PartResult) -> str:
         return ""
     if result.end is not End.FINISHED:
         return f"{result.end}: {result.reason}"
-    if part.status in (Status.TODO, Status.NOT_RUN):
+    if part.status in (Status.NOT_STARTED, Status.NOT_RUN):
         return str(part.status)
     record = part.worst
     lines = [record.why, f"in {record.where}" if record.where else "", record.counterexample, record.detail]

@@ -200,9 +200,9 @@ def _stub_problems(exercise: Exercise, verdict: Verdict) -> list[str]:
     if verdict.end != End.FINISHED:
         return [f"stub: {verdict.end}: {verdict.reason}"]
     return [
-        f"stub: part {part.name!r} is {verdict.statuses.get(part.name, Status.NOT_RUN)!s}, not {Status.TODO!s}"
+        f"stub: part {part.name!r} is {verdict.statuses.get(part.name, Status.NOT_RUN)!s}, not {Status.NOT_STARTED!s}"
         for part in exercise.parts
-        if verdict.statuses.get(part.name) != Status.TODO
+        if verdict.statuses.get(part.name) != Status.NOT_STARTED
     ]
 
 

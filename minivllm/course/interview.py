@@ -199,7 +199,7 @@ def _number_table(verdicts: Sequence[tuple[Number, Verdict]]) -> Table:
 
 def _due_in(card: Card, now: float) -> str:
     days = (card.due_at - now) / DAY
-    return "next session" if days < 0.5 else "tomorrow" if days < 1.5 else f"in {days:.0f} days"
+    return "next time" if days < 0.5 else "tomorrow" if days < 1.5 else f"in {days:.0f} days"
 
 
 # choosing questions and starting

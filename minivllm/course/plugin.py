@@ -257,7 +257,7 @@ def _describe(record: PartRecord, error: BaseException, files: list[Path]) -> No
     if isinstance(error, pytest.skip.Exception):
         record.status = Status.SKIPPED
     elif isinstance(error, NotImplementedError) and text.startswith(f"{record.exercise}:"):
-        record.status, record.why = Status.TODO, f"{text.partition(': ')[2]} is not written yet"
+        record.status, record.why = Status.NOT_STARTED, f"{text.partition(': ')[2]} is not written yet"
         return
     notes = getattr(error, "__notes__", [])
     record.counterexample = _counterexample(notes)

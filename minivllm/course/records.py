@@ -15,7 +15,7 @@ class Status(StrEnum):
     """What became of a part, the worst last: a part is as good as its worst test."""
 
     PASSED = "passed"
-    TODO = "not started"
+    NOT_STARTED = "not started"
     FAILED = "failed"
     SKIPPED = "skipped"
     TIMEOUT = "out of time"
@@ -120,7 +120,9 @@ class Result:
     @property
     def untouched(self) -> bool:
         """Whether nothing was written yet: not one test gets past a stub."""
-        return self.end is End.FINISHED and all(r.status is Status.TODO for part in self.parts for r in part.records)
+        return self.end is End.FINISHED and all(
+            r.status is Status.NOT_STARTED for part in self.parts for r in part.records
+        )
 
 
 def answer_path(exercise: Exercise, impl: str, root: Path = ROOT) -> Path:

@@ -1,8 +1,9 @@
 """A smaller model that guesses tokens for a larger one, in the same blocks.
 
-Whatever a step runs, the draft model runs first, with its own KV tensors behind the same block ids: prompts, chunks, copies.
-So a block that is shared, copied or hit holds the KV of both models, and nobody keeps books twice. The scheduler has
-planned room for drafts without knowing them; here they are drawn, one forward a draft, into the row's own slots.
+Whatever a step runs, the draft model runs first, with its own KV tensors behind the same block ids: prompts, chunks,
+copies, host memory. So a block that is shared, copied or hit holds the KV of both models, and nobody keeps books twice. The
+scheduler has planned room for drafts without knowing them; here they are drawn, one forward a draft, into the row's own
+slots.
 
 In the leading engine (vLLM 0.32, `v1/spec_decode/draft_model.py`) a draft model shares block tables in the same way; it
 runs after the target, into slots allocated in advance (`num_lookahead_tokens`), so that drafts are known a step earlier.
@@ -41,7 +42,7 @@ class DraftSpeculation:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run the plan in both models, and draw its drafts in between."""
         self._proposed.clear()
-        logits = self.draft.execute(StepPlan(plan.step, [_without_drafts(row) for row in plan.rows])).logits
+        logits = self.draft.execute(replace(plan, rows=[_without_drafts(row) for row in plan.rows])).logits
         rows, n = [row for row in plan.rows if row.drafts], 0
         while rows:
             for row, row_logits in zip(rows, logits, strict=True):
@@ -84,13 +85,15 @@ class DraftSpeculation:
 
 
 def _without_drafts(row: Row) -> Row:
-    """The row as the draft model runs it; one with drafts begins a token earlier.
+    """The row as the draft model runs it; one of a sequence that has begun to answer begins a token earlier.
 
     That one may have been the last draft of the step before. It was right, and the draft model had no reason to run it.
     """
-    if not row.drafts:
-        return replace(row, samples=())
-    return replace(row, start=row.start - 1, num_tokens=2, drafts=())
+    early = min(row.start, bool(row.sequence.output_token_ids))
+    num_tokens = row.num_tokens - len(row.drafts) + early
+    return replace(
+        row, start=row.start - early, num_tokens=num_tokens, drafts=(), samples=row.samples if row.drafts else ()
+    )
 
 
 def _last_draft(row: Row, n: int) -> Row:

@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minivllm.config import ConfigError
+from minivllm.models import layers
 from minivllm.models.decoder import Attention, Decoder
+from minivllm.models.layers import LayerOps
 from minivllm.runner.input_batch import InputBatch
 from minivllm.runner.kv_cache import KVCache
 from minivllm_kernels import cpu
@@ -288,3 +290,8 @@ def pick_backend(wanted: str, model: Decoder) -> str:
         raise ConfigError("attention_backend", wanted, f"can't be had: {reason}; use torch")
     log.info("attention and layers run in torch, not in C++: %s", reason)
     return "torch"
+
+
+def layer_ops(backend: str) -> LayerOps:
+    """What runs between the matrix products where attention runs on this backend."""
+    return cpu if backend == "cpp" else layers

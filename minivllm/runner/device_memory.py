@@ -13,11 +13,9 @@ import psutil  # type: ignore[import-untyped]
 import torch
 
 from minivllm.config import ConfigError, EngineConfig
-from minivllm.models import layers
 from minivllm.models.decoder import Decoder
-from minivllm.runner.attention import pick_backend
+from minivllm.runner.attention import layer_ops, pick_backend
 from minivllm.runner.host import keep_freed_memory
-from minivllm_kernels import cpu
 
 GIB = 2**30
 SAMPLE_EVERY = 0.0005  # seconds; a layer of a profiled step takes several milliseconds
@@ -123,7 +121,7 @@ def profile_step(model: Decoder, config: EngineConfig) -> int:
     """
     if model.device.type == "cpu":
         keep_freed_memory()
-    ops: layers.LayerOps = cpu if pick_backend(config.attention_backend, model) == "cpp" else layers
+    ops = layer_ops(pick_backend(config.attention_backend, model))
     positions = torch.arange(config.max_num_batched_tokens, device=model.device) % model.config.max_position
     with watch_peak(model.device) as samples:
         hidden = model.forward(torch.zeros_like(positions), positions, lambda layer, q, k, v: q, ops)

@@ -9,14 +9,12 @@ from torch import Tensor
 
 from minivllm.config import EngineConfig
 from minivllm.kv.hybrid import LayerGroup, Windows, form_groups
-from minivllm.models import layers
 from minivllm.models.decoder import Attention, Decoder, resolve_device
 from minivllm.plan import Moves, StepPlan
-from minivllm.runner.attention import BACKENDS, pick_backend
+from minivllm.runner.attention import BACKENDS, layer_ops, pick_backend
 from minivllm.runner.host import keep_freed_memory
 from minivllm.runner.input_batch import InputBatch, build_input_batch
 from minivllm.runner.kv_cache import KVCache
-from minivllm_kernels import cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class ModelRunner:
         )
         self.backend = pick_backend(config.attention_backend, model)
         self.attention = BACKENDS[self.backend](self.cache)
-        self.ops: layers.LayerOps = cpu if self.backend == "cpp" else layers
+        self.ops = layer_ops(self.backend)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run the plan's rows. The plan must have at least one row."""

@@ -351,9 +351,10 @@ class Scheduler:
                 continue
             for sequence in row.samples:
                 sequence.num_placeholders -= 1
-            self.kv.record_written(row.sequence, row.start, row.stop - len(row.drafts))
+            known = row.stop - len(row.drafts)
+            self.kv.record_written(row.sequence, row.start, known)
             if self.config.publish_at == "compute":
-                self.kv.publish(row.sequence, row.stop)
+                self.kv.publish(row.sequence, known)
             self.offload.store_computed(row)
             if not row.sequence.request.forked and row.stop == target(row.sequence):
                 self._fork(row.sequence)

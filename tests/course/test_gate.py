@@ -26,7 +26,7 @@ def problems(**verdicts: Verdict) -> list[str]:
     sound = {
         "engine": verdict(),
         "solution": verdict(),
-        "stub": verdict(range(6), Status.TODO),
+        "stub": verdict(range(6), Status.NOT_STARTED),
         "mutant": verdict([0, 1, 2]),
         "mutant2": verdict([3, 4, 5]),
         "rewrite": verdict(),
@@ -48,7 +48,7 @@ def test_right_answers_must_get_full_marks(kind):
 
 
 def test_a_stub_must_fail_every_part_as_not_started():
-    assert problems(stub=verdict([0, 1, 2, 3, 4], Status.TODO)) == [
+    assert problems(stub=verdict([0, 1, 2, 3, 4], Status.NOT_STARTED)) == [
         f"stub: part {PARTS[5]!r} is passed, not not started"
     ]
     assert len(problems(stub=verdict(range(6), Status.FAILED))) == 6

@@ -120,6 +120,16 @@ def test_guides_cut_drafts_that_they_forbid(decoder):
     assert drafts_of([output])[1] > 0
 
 
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_what_comes_back_from_host_memory_is_there_for_the_draft_model_too(decoder, preemption):
+    """The same model as its own draft: a draft that is wrong would have seen KV of nobody."""
+    llm = make_llm(decoder, decoder, num_kv_blocks=18, max_model_len=60, host_kv_blocks=60, preemption=preemption)
+    outputs = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
+    assert llm.engine.core.scheduler.offload.stats.loaded > 0
+    drafts, accepted = drafts_of(outputs)
+    assert drafts == accepted > 0
+
+
 def test_beams_run_without_drafts(decoder):
     llm = make_llm(decoder)
     params = BeamParams(width=3, max_tokens=8)
