@@ -9,6 +9,12 @@ KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 TFLOPS = 1e12
 
+
+def gib(num_bytes: float) -> str:
+    """Bytes as text, in GiB."""
+    return f"{num_bytes / GIB:.2f} GiB"
+
+
 Precision = Literal["bf16", "fp8", "int8", "fp4"]
 
 

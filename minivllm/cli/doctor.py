@@ -14,9 +14,9 @@ from pathlib import Path
 
 import typer
 
+from minivllm.calc.hw import GIB
 from minivllm.cli.start import spinner
 
-GIB = 2**30
 CPU_FLAGS = {
     "avx2": "vector arithmetic",
     "avx512f": "wider vectors",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from minivllm.calc.hw import gib
 from minivllm.cli.flags import parse_length, parse_size
 from minivllm.config import MinivllmError
 
@@ -113,8 +114,3 @@ def verdict(budget: Budget) -> str:
         f"Does not start: one request of max_model_len={budget.length:,} needs {short} more than there is. Set it to at "
         f"most {budget.longest:,}, or take more GPUs or fewer bits a weight."
     )
-
-
-def gib(num_bytes: float) -> str:
-    """Bytes in GiB."""
-    return f"{num_bytes / 2**30:.2f} GiB"

@@ -12,12 +12,12 @@ from threading import Event
 import psutil  # type: ignore[import-untyped]
 import torch
 
+from minivllm.calc.hw import gib
 from minivllm.config import ConfigError, EngineConfig
 from minivllm.models.decoder import Decoder
 from minivllm.runner.attention import layer_ops, pick_backend
 from minivllm.runner.host import keep_freed_memory
 
-GIB = 2**30
 SAMPLE_EVERY = 0.0005  # seconds; a layer of a profiled step takes several milliseconds
 
 
@@ -95,11 +95,6 @@ def kv_budget(memory: DeviceMemory, config: EngineConfig, share: float) -> int:
             f"KV; {more}lower max_num_batched_tokens, or take a smaller model or dtype",
         )
     return left
-
-
-def gib(num_bytes: float) -> str:
-    """Bytes in GiB, for messages."""
-    return f"{num_bytes / GIB:.2f} GiB"
 
 
 # measuring

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from minivllm.calc.hw import gib
 from minivllm.config import ConfigError, EngineConfig, ModelConfig
 from minivllm.kv.hybrid import Windows, form_groups, longest_request, request_blocks
 from minivllm.models.decoder import resolve_device
-from minivllm.runner.device_memory import DeviceMemory, gib, kv_budget, read_memory
+from minivllm.runner.device_memory import DeviceMemory, kv_budget, read_memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minivllm.calc.hw import GIB
 from minivllm.config import ConfigError, EngineConfig, ModelConfig
-from minivllm.runner.device_memory import GIB, DeviceMemory
+from minivllm.runner.device_memory import DeviceMemory
 from minivllm.runner.kv_cache import KVCache
 from minivllm.runner.kv_memory import num_kv_blocks, plan_kv_memory
 

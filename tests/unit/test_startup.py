@@ -6,11 +6,12 @@ import logging
 import pytest
 import torch
 
+from minivllm.calc.hw import GIB
 from minivllm.config import ConfigError, EngineConfig, ModelConfig
 from minivllm.engine.startup import Phases, build_engine, start_engine
 from minivllm.models.decoder import Decoder
 from minivllm.runner import device_memory
-from minivllm.runner.device_memory import GIB, DeviceMemory, check_free, profile_step, watch_peak
+from minivllm.runner.device_memory import DeviceMemory, check_free, profile_step, watch_peak
 from minivllm.runner.kv_memory import plan_kv_memory
 from tests.byte_tokenizer import ByteTokenizer
 from tests.cli_support import write_tiny_model
