@@ -142,8 +142,8 @@ def broken_promises(build: Build, found: Facts) -> list[str]:
         broken.append(f"its widest load has {found.load_bits} bits, not {WIDE}")
     if found.blocks < build.blocks_per_sm:
         broken.append(f"{found.blocks} blocks fit on a multiprocessor, not {build.blocks_per_sm}")
-    if build.matrix and found.matrix == "-":
-        broken.append("uses no tensor cores")
+    if build.matrix and found.matrix != build.matrix:
+        broken.append(f"its tensor-core instruction is {found.matrix}, not {build.matrix}")
     return broken
 
 

@@ -25,6 +25,7 @@ from minivllm.course.manifest import ROOT, CourseError
 
 LESSONS = ROOT / "lessons"
 SECONDS = 120
+_LINE_NUMBER = re.compile(r"(\.py, line )\d+")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 VOLATILE_NOTE = "(differs from run to run: run this cell to see yours)\n"
 METADATA = {
@@ -180,6 +181,11 @@ def is_current(path: Path) -> bool:
     return [(c.id, c.source) for c in wanted.cells] == [(c.id, c.source) for c in cells]
 
 
+def unmoved(text: str) -> str:
+    """A notebook's text without the numbers of the lines where shown code stands: that code moved makes nothing stale."""
+    return _LINE_NUMBER.sub(r"\1", text)
+
+
 def first_difference(old: str, new: str) -> str:
     """Where two notebooks differ, for a reader of the log."""
     for before, after in zip(old.splitlines(), new.splitlines(), strict=False):
@@ -198,11 +204,11 @@ def main(arguments: list[str] | None = None) -> int:
         old = target.read_text(encoding="utf-8") if target.exists() else ""
         if not check:
             target.write_text(new, encoding="utf-8")
-        elif old != new:
+        elif unmoved(old) != unmoved(new):
             stale = 1
-            print(f"{target.name} is stale\n    {first_difference(old, new)}")
+            print(f"{target.name} is stale\n    {first_difference(unmoved(old), unmoved(new))}")
             continue
-        print(f"{target.name}: {'current' if old == new else 'written'}")
+        print(f"{target.name}: {'current' if check or old == new else 'written'}")
     return stale
 
 

@@ -4,7 +4,7 @@ import nbformat
 import pytest
 
 from minivllm.course import weave as weave_module
-from minivllm.course.weave import WeaveError, build, dump, first_difference, read_cells, settle, weave
+from minivllm.course.weave import WeaveError, build, dump, first_difference, read_cells, settle, unmoved, weave
 
 SOURCE = """# Title
 
@@ -94,3 +94,9 @@ def test_an_expected_error_keeps_its_message_without_a_traceback(source):
 
 def test_the_first_difference_is_named():
     assert "b" in first_difference("a\nb\n", "a\nc\n")
+
+
+def test_shown_code_may_move_to_another_line_but_not_change():
+    assert unmoved('"# minivllm/kv/pool.py, line 66"') == unmoved('"# minivllm/kv/pool.py, line 68"')
+    assert unmoved('"# minivllm/kv/pool.py, line 66"') != unmoved('"# minivllm/kv/table.py, line 66"')
+    assert unmoved("line 66 of the log") != unmoved("line 68 of the log")

@@ -104,7 +104,14 @@ def same(got: torch.Tensor, wanted: torch.Tensor, tolerance: float = 0) -> None:
     torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-def prove(kernel: types.ModuleType, dtype: torch.dtype, sizes: dict, seed: int = 0, poison: float = NAN) -> None:
+def prove(
+    kernel: types.ModuleType,
+    dtype: torch.dtype,
+    sizes: dict,
+    seed: int = 0,
+    poison: float = NAN,
+    launch: str = "launch",
+) -> None:
     """Launch with guards around every tensor; results, inputs and guards must be what `ref` leaves.
 
     NaN around what is read shows up in results. A number around what is written (`poison`) shows what is written by
@@ -115,16 +122,16 @@ def prove(kernel: types.ModuleType, dtype: torch.dtype, sizes: dict, seed: int =
         around = poison if name in kernel.WRITES else NAN
         mine[name], memory[name] = guarded(tensor, around)
         theirs[name], memory_wanted[name] = guarded(tensor, around)
-    kernel.launch(**mine)
+    getattr(kernel, launch)(**mine)
     kernel.ref(**theirs)
     for name in memory:
         same(memory[name], memory_wanted[name], kernel.TOL[dtype] if name in kernel.WRITES else 0)
 
 
-def prove_cases(kernel: types.ModuleType, dtype: torch.dtype) -> None:
+def prove_cases(kernel: types.ModuleType, dtype: torch.dtype, launch: str = "launch") -> None:
     for sizes in kernel.CASES:
         for poison in POISONS:
-            prove(kernel, dtype, sizes, poison=poison)
+            prove(kernel, dtype, sizes, poison=poison, launch=launch)
 
 
 every_kernel = pytest.mark.parametrize("name", KERNELS)
@@ -152,6 +159,16 @@ def test_equals_its_specification_in_cases_nobody_thought_of(name, data):
     sizes = {size: data.draw(st.sampled_from(values), size) for size, values in kernel.SIZES.items()}
     dtype, poison = data.draw(st.sampled_from(list(kernel.TOL))), data.draw(st.sampled_from(POISONS))
     prove(kernel, dtype, sizes, data.draw(st.integers(0, 99), "seed"), poison)
+
+
+RUNGS = [(name, rung.__name__) for name, kernel in KERNELS.items() for rung in getattr(kernel, "LADDER", ())]
+
+
+@pytest.mark.parametrize(("name", "rung"), RUNGS)
+def test_a_rung_of_a_ladder_equals_the_specification_too_and_says_what_it_fixes(name, rung):
+    assert getattr(KERNELS[name], rung).__doc__
+    for dtype in KERNELS[name].TOL:
+        prove_cases(KERNELS[name], dtype, rung)
 
 
 def wrong_tensors(kernel: types.ModuleType, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -36,7 +36,8 @@ def test_every_build_keeps_its_promises():
         ({"spilled": 8}, "spills 8 bytes"),
         ({"load_bits": 64}, "64 bits, not 128"),
         ({"blocks": 3}, "3 blocks fit"),
-        ({"matrix": "-"}, "no tensor cores"),
+        ({"matrix": "-"}, "instruction is -, not mma"),
+        ({"matrix": "wgmma"}, "is wgmma, not mma"),
     ],
 )
 def test_a_broken_promise_is_named(change, said):

@@ -2,6 +2,8 @@
 
 A file says, in this order: the formula and its paper (its docstring);
 `ref(...)`, the specification in torch; `kernel`, in Triton; `launch(...)`, with the arguments of `ref` and the same effect;
+`LADDER`, only where it teaches something: earlier forms of the kernel, slowest first, functions `v1`, `v2`... with the
+arguments and the effect of `launch`, whose docstrings say what each rung fixes and what it still lacks;
 `WRITES`, the arguments that are written, all others being left alone;
 `SIZES`, for each size the values tests draw from; `CASES`, sizes that are always tried;
 `FREE`, (argument, dimension) whose size nothing else fixes; `inputs(dtype, generator, **sizes)`, arguments of those sizes;
@@ -41,8 +43,9 @@ class Build:
     blocks_per_sm: int = 8
     wide_loads: bool = True
     """Whether it must read global memory 128 bits at a time."""
-    matrix: bool = False
-    """Whether it must use tensor cores."""
+    matrix: str = ""
+    """The tensor-core instruction that it must use: "wgmma" (a warp group multiplies from shared memory), or "mma"
+    (a warp from registers) where tiles have fewer than 64 rows; empty where there are no matrix products."""
     itemsize: int = 2
     not_on: Mapping[int, str] = field(default_factory=dict)
     """Compute capabilities it isn't compiled for, and why."""

@@ -188,7 +188,7 @@ def build(kv_heads: int, group: int, dim: int, blocks_per_sm: int) -> Build:
         | {"TILE": tile_slots(dim, 2), "DOT": tl.bfloat16},
         {"rows": 64, "kv_heads": kv_heads, "group": group, "dim": dim, "longest": 4096, "window": None},
         blocks_per_sm=blocks_per_sm,
-        matrix=True,
+        matrix="mma",
         not_on={
             75: "Triton has no tensor-core instruction for it there, and its products' scalar code spills registers"
         },
