@@ -1,6 +1,7 @@
 """The C++ kernels compute what the torch code of the same name defines, touch nothing else, and refuse what they can't do."""
 
 import logging
+import platform
 
 import pytest
 import torch
@@ -201,6 +202,42 @@ class TestFallback:
         broken.chmod(0o755)
         monkeypatch.setenv("CXX", str(broken))
         with pytest.raises(build.KernelsUnavailable, match="out of order"):
+            build.library.__wrapped__()
+
+    @needs_kernels
+    def test_a_compilers_command_may_have_arguments(self, monkeypatch):
+        monkeypatch.delenv("CXX", raising=False)
+        (compiler,) = build.find_compiler()
+        monkeypatch.setenv("CXX", f"env LC_ALL=C {compiler}")
+        assert build.find_compiler()[1:] == ["LC_ALL=C", compiler]
+        assert "__x86_64__" in build.describe_target(build.find_compiler()).decode() or platform.machine() != "x86_64"
+
+    @pytest.mark.parametrize("given", ["", "  "])
+    def test_an_empty_cxx_is_none(self, monkeypatch, given):
+        monkeypatch.setenv("CXX", given)
+        monkeypatch.setattr(build, "COMPILERS", ())
+        with pytest.raises(build.KernelsUnavailable, match=r"g\+\+ or clang\+\+"):
+            build.find_compiler()
+
+    def test_a_cxx_that_is_not_there_is_named(self, monkeypatch):
+        monkeypatch.setenv("CXX", "no-such-compiler -v")
+        with pytest.raises(build.KernelsUnavailable, match=r"\$CXX is no-such-compiler -v"):
+            build.find_compiler()
+
+    @needs_kernels
+    def test_a_cache_that_cannot_be_written_is_a_reason_and_says_what_to_do(self, monkeypatch, tmp_path):
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("MINIVLLM_CACHE", str(tmp_path / "file"))
+        with pytest.raises(build.KernelsUnavailable, match=r"file.*\$MINIVLLM_CACHE"):
+            build.library.__wrapped__()
+
+    @needs_kernels
+    def test_no_home_is_a_reason(self, monkeypatch):
+        def homeless():
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr(build, "cache_dir", homeless)
+        with pytest.raises(build.KernelsUnavailable, match="home"):
             build.library.__wrapped__()
 
     @needs_kernels

@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -41,54 +43,67 @@ def library() -> ctypes.CDLL:
 
     compiler = find_compiler()
     key = hashlib.sha256(SOURCE.read_bytes() + describe_target(compiler)).hexdigest()[:16]
-    target = build_folder() / f"kernels-{key}.so"
     try:
+        target = cache_dir() / "kernels" / f"kernels-{key}.so"
         if not target.exists():
             compile_to(target, compiler)
         return ctypes.CDLL(str(target))
-    except OSError as error:
-        raise KernelsUnavailable(f"{target}: {error}") from error
+    except KernelsUnavailable:
+        raise
+    except (OSError, RuntimeError) as error:
+        raise KernelsUnavailable(f"{error}; $MINIVLLM_CACHE names a folder for what is compiled") from error
 
 
-def find_compiler() -> str:
-    """The C++ compiler: $CXX, else the first that is there. Raises `KernelsUnavailable` if there is none."""
-    for name in [os.environ["CXX"]] if "CXX" in os.environ else COMPILERS:
-        if path := shutil.which(name):
-            return path
-    raise KernelsUnavailable("no C++ compiler here (g++ or clang++; $CXX names another)")
+def find_compiler() -> list[str]:
+    """The C++ compiler's command: $CXX, which may have arguments ("ccache g++"), else the first compiler that is there.
+    Raises `KernelsUnavailable` if there is none."""
+    given = os.environ.get("CXX", "").split()
+    for program, *arguments in [given] if given else [[name] for name in COMPILERS]:
+        if path := shutil.which(program):
+            return [path, *arguments]
+    looked_for = f"$CXX is {' '.join(given)}" if given else "g++ or clang++; $CXX names another"
+    raise KernelsUnavailable(f"no C++ compiler here ({looked_for})")
 
 
-def describe_target(compiler: str) -> bytes:
+def describe_target(compiler: list[str]) -> bytes:
     """What decides whether a build fits: the compiler's version and the processor's features, as its macros have them."""
-    command = [compiler, *OPTIMISE, "-dM", "-E", "-x", "c++", os.devnull]
-    done = subprocess.run(command, capture_output=True, check=False)
+    done = subprocess.run(
+        [*compiler, *OPTIMISE, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, check=False
+    )
     if done.returncode:
-        raise KernelsUnavailable(f"{compiler} does not work: {last_line(done.stderr)}")
+        raise KernelsUnavailable(f"{shlex.join(compiler)} does not work: {last_line(done.stderr)}")
     return done.stdout
 
 
-def build_folder() -> Path:
-    """Where builds are kept: below $MINIVLLM_CACHE, else below the user's cache folder."""
-    given = os.environ.get("MINIVLLM_CACHE")
-    root = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minivllm"
-    return root / "kernels"
+def cache_dir() -> Path:
+    """Where what was fetched or compiled lives: $MINIVLLM_CACHE, or `minivllm` in the platform's cache folder.
+
+    Raises `RuntimeError` if that's below the home folder and there is none.
+    """
+    if chosen := os.environ.get("MINIVLLM_CACHE"):
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "minivllm"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "minivllm"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minivllm"
 
 
-def compile_to(target: Path, compiler: str) -> None:
+def compile_to(target: Path, compiler: list[str]) -> None:
     """Compile into place, whole or not at all: several processes may do so at once. One thread where OpenMP is missing."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
         for openmp in (["-fopenmp"], ["-Wno-unknown-pragmas"]):
             done = subprocess.run(
-                [compiler, *OPTIMISE, *openmp, "-shared", "-o", str(made), str(SOURCE)],
+                [*compiler, *OPTIMISE, *openmp, "-shared", "-o", str(made), str(SOURCE)],
                 capture_output=True,
                 check=False,
             )
             if done.returncode == 0:
                 made.replace(target)
                 return
-        raise KernelsUnavailable(f"{compiler} can't compile {SOURCE.name}: {last_line(done.stderr)}")
+        raise KernelsUnavailable(f"{shlex.join(compiler)} can't compile {SOURCE.name}: {last_line(done.stderr)}")
 
 
 def last_line(output: bytes) -> str:
