@@ -233,6 +233,24 @@ def test_admission_asks_for_the_window_and_not_for_the_prompt():
     )
 
 
+def test_the_watermark_is_kept_free_by_all_groups_together():
+    for prompt, fits in ((16, True), (17, False)):
+        kv, _ = make_hybrid(num_blocks=11, watermark=0.2)  # two of ten blocks stay free
+        sequence = start(kv, "r", prompt)
+        assert (kv.allocate(sequence, prompt, watermark=True) is not None) is fits
+        assert fits or kv.allocate(sequence, prompt) is not None
+
+
+def test_a_block_whose_last_token_came_later_is_published_in_every_group():
+    kv, events = make_hybrid(publish_at="compute")
+    sequence = start(kv, "r", 8)
+    kv.allocate(sequence, 8)
+    assert EventKind.PUBLISHED not in [kind for kind, _ in events]
+    kv.publish(sequence, 8)
+    published = [block for kind, fields in events if kind is EventKind.PUBLISHED for block in fields["blocks"]]
+    assert published == [*kv.groups[0].block_ids(sequence), *kv.groups[1].block_ids(sequence)]
+
+
 def test_a_fork_shares_what_is_in_the_window_and_copies_before_it_writes():
     kv, _ = make_hybrid()
     request = make_request("r", 34, max_tokens=20, n=2)
