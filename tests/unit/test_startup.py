@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import threading
 
 import pytest
 import torch
@@ -153,11 +154,19 @@ def test_loading_is_measured_as_growth_unless_the_device_is_made_up(tmp_path, mo
 
 
 def test_the_peak_of_a_block_counts_what_is_given_back_within_it(monkeypatch):
-    seen = iter([10, *[70] * 10_000])
-    monkeypatch.setattr(device_memory, "held_bytes", lambda device: next(seen))
+    looked = threading.Event()
+
+    def held_bytes(device):
+        if threading.current_thread() is threading.main_thread():
+            return 10
+        looked.set()
+        return 70
+
+    monkeypatch.setattr(device_memory, "held_bytes", held_bytes)
     with watch_peak(CPU) as samples:
-        pass
+        assert looked.wait(timeout=30)
     assert max(samples) - samples[0] == 60
+    assert samples[-1] == 10
 
 
 def test_a_profiled_step_has_the_budgeted_tokens_and_the_rows_that_a_step_samples_at_most(monkeypatch):
