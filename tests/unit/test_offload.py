@@ -106,13 +106,13 @@ def test_layer_groups_are_refused():
 # a prompt that comes again when the device has forgotten it
 
 
-def come_back(**config):
+def come_back(prompt=(1,) * 17, params=None, **config):
     """A prompt, others that take all its blocks, and the prompt again."""
     scheduler = make_scheduler(num_blocks=9, max_model_len=32, **config)
     for name in ("first", "other", "third"):
-        scheduler.add(make_request(name, [1] * 17 if name == "first" else 25))
+        scheduler.add(make_request(name, prompt if name == "first" else 25))
         finish(scheduler)
-    scheduler.add(make_request("again", [1] * 17))
+    scheduler.add(make_request("again", prompt, **(params or {})))
     return scheduler, finish(scheduler)
 
 
@@ -122,6 +122,18 @@ def test_a_prompt_is_loaded_from_the_host_where_the_device_has_forgotten_it():
     assert [e.tokens for e in events(scheduler, EventKind.LOADED, "again")] == [16]
     assert scheduler.offload.stats.hits == 16
     assert not events(scheduler, EventKind.HIT)
+
+
+def test_the_last_token_is_always_computed():
+    scheduler, plans = come_back(host_kv_blocks=20, prompt=(1,) * 16)
+    assert plans[0].num_tokens == 4
+    assert [e.tokens for e in events(scheduler, EventKind.LOADED, "again")] == [12]
+
+
+def test_who_wants_logprobs_of_the_prompt_computes_all_of_it():
+    scheduler, plans = come_back(host_kv_blocks=20, params={"prompt_logprobs": 1})
+    assert plans[0].num_tokens == 17
+    assert not events(scheduler, EventKind.LOADED)
 
 
 def test_without_host_blocks_it_is_computed_again():
