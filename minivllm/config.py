@@ -233,27 +233,26 @@ class EngineConfig:
         if self.max_model_len != "auto":
             check_value("max_model_len", self.max_model_len, Count)
         if self.long_prefill_threshold and not self.enable_chunked_prefill:
-            raise ConfigError(
-                "long_prefill_threshold",
-                self.long_prefill_threshold,
-                "splits prompts: it needs enable_chunked_prefill, or must be 0",
+            raise self._refusal(
+                "long_prefill_threshold", "splits prompts: it needs enable_chunked_prefill, or must be 0"
             )
         if self.partial_block_hits and not self.enable_prefix_caching:
-            raise ConfigError("partial_block_hits", True, "needs enable_prefix_caching, or must be False")
+            raise self._refusal("partial_block_hits", "needs enable_prefix_caching, or must be False")
         if self.host_kv_blocks and (self.partial_block_hits or not self.enable_prefix_caching):
             fix = "keeps whole blocks by their hashes: needs enable_prefix_caching=True and partial_block_hits=False"
-            raise ConfigError("host_kv_blocks", self.host_kv_blocks, fix)
+            raise self._refusal("host_kv_blocks", fix)
         if self.preemption == "swap" and not self.host_kv_blocks:
-            raise ConfigError("preemption", "swap", "needs host memory: set host_kv_blocks")
+            raise self._refusal("preemption", "needs host memory: set host_kv_blocks")
         self._check_speculation()
 
     def _check_speculation(self) -> None:
         at_least(self.spec_ngram_min).check("spec_ngram_max", self.spec_ngram_max)
         if self.spec_method != "none" and self.async_depth:
-            raise ConfigError(
-                "async_depth",
-                self.async_depth,
-                f"spec_method={self.spec_method} proposes from known tokens: set it to 0",
+            raise self._refusal(
+                "async_depth", f"spec_method={self.spec_method} proposes from known tokens: set it to 0"
             )
         if (self.spec_method == "draft") != (self.draft_model is not None):
-            raise ConfigError("draft_model", self.draft_model, "goes with spec_method=draft: give both or neither")
+            raise self._refusal("draft_model", "goes with spec_method=draft: give both or neither")
+
+    def _refusal(self, field: str, fix: str) -> ConfigError:
+        return ConfigError(field, getattr(self, field), fix)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -49,11 +50,8 @@ class SafetensorsCheckpoint:
         file = self.files.get(name)
         if file is None:
             return None
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                return tensors.get_tensor(name).to(dtype)
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{file}: can't be read ({error}); the download is incomplete, fetch it again") from error
+        with _opened(file) as tensors:
+            return tensors.get_tensor(name).to(dtype)
 
 
 def weight_files(folder: Path) -> dict[str, Path]:
@@ -135,9 +133,16 @@ def _windows(config: Json, where: Path) -> tuple[int | None, tuple[LayerKind, ..
 
 
 def _names(file: Path) -> list[str]:
+    with _opened(file) as tensors:
+        return list(tensors.keys())
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[safe_open]:
+    """A safetensors file to read from. Raises `ModelError` for whatever goes wrong meanwhile."""
     try:
         with safe_open(file, framework="pt") as tensors:
-            return list(tensors.keys())
+            yield tensors
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file}: can't be read ({error}); the download is incomplete, fetch it again") from error
 
