@@ -72,7 +72,7 @@ def twins(publish_at):
     scheduler = make_scheduler(publish_at=publish_at)
     scheduler.add(make_request("a", PROMPT))
     scheduler.add(make_request("b", PROMPT))
-    return shares(step(scheduler)), scheduler.kv.pool.usage * scheduler.kv.pool.num_usable
+    return shares(step(scheduler)), scheduler.kv.pool.num_usable - scheduler.kv.pool.num_free
 
 
 def test_publish_at_schedule_lets_a_twin_in_the_same_step_share():
