@@ -100,6 +100,7 @@ class RopeScaling:
     original_max_position: int
 
 
+Architecture = Literal["llama", "qwen2", "qwen3"]
 LayerKind = Literal["full", "sliding"]
 
 
@@ -111,7 +112,7 @@ class ModelConfig:
     a layer; left out, all layers are of one: sliding if there is a window, else full.
     """
 
-    architecture: Literal["llama", "qwen2", "qwen3"]
+    architecture: Architecture
     vocab_size: Count
     hidden_size: Count
     intermediate_size: Count

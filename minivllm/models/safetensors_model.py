@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minivllm.config import LayerKind, ModelConfig, ModelError, RopeScaling
+from minivllm.config import Architecture, LayerKind, ModelConfig, ModelError, RopeScaling
 from minivllm.models.json_files import Json, read_json
 from minivllm.models.tokenizer import Tokenizer
 from minivllm.models.tokenizer_files import tokenizer_from_folder
@@ -88,7 +88,7 @@ def config_from_json(config: Json, generation: Json, where: Path) -> ModelConfig
     rope = {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     window, kinds = _windows(config, where)
     return ModelConfig(
-        architecture=cast(Literal["llama", "qwen2", "qwen3"], ARCHITECTURES[architecture]),
+        architecture=cast(Architecture, ARCHITECTURES[architecture]),
         vocab_size=_get(config, "vocab_size", where),
         hidden_size=hidden_size,
         intermediate_size=_get(config, "intermediate_size", where),
