@@ -201,6 +201,11 @@ def test_max_num_batched_tokens_is_shared_by_all():
     ("field", "value"),
     [
         ("block_size", 0),
+        ("block_size", "16"),
+        ("block_size", True),
+        ("num_kv_blocks", 0),
+        ("memory_utilization", 1.5),
+        ("dtype", None),
         ("max_num_batched_tokens", 0),
         ("max_num_seqs", 0),
         ("max_model_len", 0),
