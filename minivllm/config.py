@@ -61,7 +61,7 @@ def _is_finite(value: object) -> bool:
 
 
 Number = Annotated[float, Must("be a finite number", _is_finite)]
-Whole = Annotated[int, *Number.__metadata__]
+Whole = Annotated[int, Must("be a whole number", lambda value: _is_finite(value) and value == int(value))]
 Count = Annotated[Whole, at_least(1)]
 CountOrZero = Annotated[Whole, at_least(0)]
 

@@ -203,6 +203,7 @@ def test_max_num_batched_tokens_is_shared_by_all():
         ("block_size", 0),
         ("block_size", "16"),
         ("block_size", True),
+        ("block_size", 1.5),
         ("num_kv_blocks", 0),
         ("memory_utilization", 1.5),
         ("dtype", None),
