@@ -13,7 +13,7 @@ Add helpers and imports as you like; keep the names and the @solves marks.
 Grade it:  python -m minivllm.course.grade kv-01          (--hint for a hint)
 Run it:    python -m minivllm.course.run --with exercises/kv_01_block_pool.py "What is the capital of France?"
 """
-# cut from the engine: a6ed80b578daffac
+# cut from the engine: a7a8c482ec915438
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class BlockPool:
     """
 
     # The rest of this class is the engine's, in minivllm/kv/block_pool.py; your methods join it there. It has blocks,
-    # caching, lifo_unhashed, free_list, published, num_usable, num_free, usage; publish(block: Block, block_hash:
-    # bytes), withdraw(block: Block, kind: EventKind=EventKind.WITHDRAWN), find(block_hash: bytes),
-    # reset_prefix_cache(), integrity().
+    # caching, lifo_unhashed, free_list, published, num_usable, num_free; publish(block: Block, block_hash: bytes),
+    # withdraw(block: Block, kind: EventKind=EventKind.WITHDRAWN), find(block_hash: bytes), reset_prefix_cache(),
+    # integrity().
 
     @solves("minivllm.kv.block_pool:BlockPool.allocate")
     def allocate(self, n: int) -> list[Block]:

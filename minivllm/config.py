@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Literal
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cache, partial
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 
 class MinivllmError(Exception):
@@ -26,16 +30,64 @@ class ModelError(MinivllmError):
     """A model can't be found, fetched, read or run. The message says what to do."""
 
 
-def at_least(field: str, value: float, low: float, error: type[ConfigError] = ConfigError) -> None:
-    """Raise `error` unless `value >= low`."""
-    if not value >= low:
-        raise error(field, value, f"must be at least {low}")
+# rules for values
 
 
-def one_of(field: str, value: object, allowed: tuple[object, ...], error: type[ConfigError] = ConfigError) -> None:
-    """Raise `error` unless `value` is one of `allowed`."""
-    if value not in allowed:
-        raise error(field, value, f"must be one of {', '.join(map(str, allowed))}")
+@dataclass(frozen=True, slots=True)
+class Must:
+    """What a value must do, in words that go on after "must", and as a test. A field's type can say it: `Annotated[int, Must(..)]`."""
+
+    words: str
+    test: Callable[[Any], bool]
+
+    def check(self, field: str, value: object, error: type[ConfigError] = ConfigError) -> None:
+        """Raise `error` unless `value` does it."""
+        if not self.test(value):
+            raise error(field, value, f"must {self.words}")
+
+
+def at_least(low: float) -> Must:
+    """A rule for numbers."""
+    return Must(f"be at least {low}", lambda value: value >= low)
+
+
+def one_of(allowed: Collection[object]) -> Must:
+    """A rule for anything that is listed."""
+    return Must(f"be one of {', '.join(map(str, allowed))}", lambda value: value in allowed)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+Number = Annotated[float, Must("be a finite number", _is_finite)]
+Whole = Annotated[int, Must("be a whole number", lambda value: _is_finite(value) and value == int(value))]
+Count = Annotated[Whole, at_least(1)]
+CountOrZero = Annotated[Whole, at_least(0)]
+
+
+def check_value(field: str, value: object, kind: Any, error: type[ConfigError] = ConfigError) -> None:
+    """Raise `error` if a type refuses a value: by the rules in an `Annotated`, or because it is none of a `Literal`'s.
+    `.. | None` lets None pass; other types say nothing."""
+    if NoneType in get_args(kind):
+        if value is None:
+            return
+        kind = get_args(kind)[0]
+    rules = [one_of(get_args(kind))] if get_origin(kind) is Literal else getattr(kind, "__metadata__", ())
+    for rule in rules:
+        rule.check(field, value, error)
+
+
+def check_fields(settings: object, error: type[ConfigError] = ConfigError) -> None:
+    """`check_value` for all fields of a dataclass."""
+    for field, kind in _types_of(type(settings)).items():
+        check_value(field, getattr(settings, field), kind, error)
+
+
+_types_of: Callable[[type], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
+
+
+# a model
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +100,7 @@ class RopeScaling:
     original_max_position: int
 
 
+Architecture = Literal["llama", "qwen2", "qwen3"]
 LayerKind = Literal["full", "sliding"]
 
 
@@ -59,35 +112,30 @@ class ModelConfig:
     a layer; left out, all layers are of one: sliding if there is a window, else full.
     """
 
-    architecture: Literal["llama", "qwen2", "qwen3"]
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    architecture: Architecture
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_layers: Count
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
-    max_position: int = 2048
+    max_position: Count = 2048
     tie_word_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    sliding_window: int | None = None
+    sliding_window: Count | None = None
     layer_kinds: tuple[LayerKind, ...] = ()
     name: str = "model"
 
     def __post_init__(self) -> None:
-        one_of("architecture", self.architecture, ("llama", "qwen2", "qwen3"))
-        for field in fields(self):
-            if field.type == "int":
-                at_least(field.name, getattr(self, field.name), 1)
+        check_fields(self)
         if self.num_heads % self.num_kv_heads:
             raise ConfigError("num_kv_heads", self.num_kv_heads, f"must divide num_heads={self.num_heads}")
-        if self.sliding_window is not None:
-            at_least("sliding_window", self.sliding_window, 1)
-        elif "sliding" in self.layer_kinds:
+        if self.sliding_window is None and "sliding" in self.layer_kinds:
             raise ConfigError("sliding_window", None, "sliding layers need a window")
         if len(self.layer_kinds) not in (0, self.num_layers):
             raise ConfigError("layer_kinds", self.layer_kinds, f"must name num_layers={self.num_layers} kinds, or none")
@@ -113,11 +161,17 @@ class ModelConfig:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
 
 
+# the engine
+
+
 Policy = Literal["fcfs", "priority", "static"]
 FreeOrder = Literal["leaf_first", "root_first"]
 PublishAt = Literal["schedule", "compute"]
 SpecMethod = Literal["none", "ngram", "draft"]
 Preemption = Literal["recompute", "swap"]
+ShareOfBlocks = Annotated[Number, Must("be in [0, 1), a share of the blocks", lambda share: 0 <= share < 1)]
+ShareOfFree = Annotated[Number, Must("be in (0, 1), a share of free memory", lambda share: 0 < share < 1)]
+ShareOfDevice = Annotated[Number, Must("be in (0, 1], a share of the device", lambda share: 0 < share <= 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,34 +194,34 @@ class EngineConfig:
     smaller model with the same vocabulary. Beams run without.
     """
 
-    block_size: int = 16
-    num_kv_blocks: int | None = None
-    kv_cache_memory: int | None = None
-    memory_utilization: float | None = None
-    kv_memory_fraction: float = 0.1
+    block_size: Count = 16
+    num_kv_blocks: Count | None = None
+    kv_cache_memory: Count | None = None
+    memory_utilization: ShareOfDevice | None = None
+    kv_memory_fraction: ShareOfFree = 0.1
     max_model_len: int | Literal["auto"] = "auto"
-    max_num_batched_tokens: int = 2048
-    max_num_seqs: int = 128
+    max_num_batched_tokens: Count = 2048
+    max_num_seqs: Count = 128
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
-    long_prefill_threshold: int = 0
+    long_prefill_threshold: CountOrZero = 0
     reserve_full_prompt: bool = True
-    watermark: float = 0.0
+    watermark: ShareOfBlocks = 0.0
     policy: Policy = "fcfs"
     free_order: FreeOrder = "leaf_first"
     lifo_unhashed: bool = True
     publish_at: PublishAt = "schedule"
     partial_block_hits: bool = False
-    async_depth: int = 0
+    async_depth: Literal[0, 1] = 0
     hybrid: Literal["on", "off"] = "on"
     spec_method: SpecMethod = "none"
-    spec_tokens: int = 4
-    spec_ngram_min: int = 2
-    spec_ngram_max: int = 4
+    spec_tokens: Count = 4
+    spec_ngram_min: Count = 2
+    spec_ngram_max: Count = 4
     draft_model: str | None = None
-    host_kv_blocks: int = 0
+    host_kv_blocks: CountOrZero = 0
     preemption: Preemption = "recompute"
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Count = 1
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention_backend: Literal["auto", "cpp", "torch", "reference"] = "auto"
@@ -176,62 +230,30 @@ class EngineConfig:
     check_integrity: bool = False
 
     def __post_init__(self) -> None:
-        for field in (
-            "block_size",
-            "max_num_batched_tokens",
-            "max_num_seqs",
-            "spec_tokens",
-            "spec_ngram_min",
-            "tensor_parallel_size",
-        ):
-            at_least(field, getattr(self, field), 1)
-        for field in ("num_kv_blocks", "kv_cache_memory"):
-            if getattr(self, field) is not None:
-                at_least(field, getattr(self, field), 1)
+        check_fields(self)
         if self.max_model_len != "auto":
-            at_least("max_model_len", self.max_model_len, 1)
-        at_least("long_prefill_threshold", self.long_prefill_threshold, 0)
+            check_value("max_model_len", self.max_model_len, Count)
         if self.long_prefill_threshold and not self.enable_chunked_prefill:
-            raise ConfigError(
-                "long_prefill_threshold",
-                self.long_prefill_threshold,
-                "splits prompts: it needs enable_chunked_prefill, or must be 0",
+            raise self._refusal(
+                "long_prefill_threshold", "splits prompts: it needs enable_chunked_prefill, or must be 0"
             )
         if self.partial_block_hits and not self.enable_prefix_caching:
-            raise ConfigError("partial_block_hits", True, "needs enable_prefix_caching, or must be False")
-        at_least("host_kv_blocks", self.host_kv_blocks, 0)
+            raise self._refusal("partial_block_hits", "needs enable_prefix_caching, or must be False")
         if self.host_kv_blocks and (self.partial_block_hits or not self.enable_prefix_caching):
             fix = "keeps whole blocks by their hashes: needs enable_prefix_caching=True and partial_block_hits=False"
-            raise ConfigError("host_kv_blocks", self.host_kv_blocks, fix)
+            raise self._refusal("host_kv_blocks", fix)
         if self.preemption == "swap" and not self.host_kv_blocks:
-            raise ConfigError("preemption", "swap", "needs host memory: set host_kv_blocks")
-        if not 0 <= self.watermark < 1:
-            raise ConfigError("watermark", self.watermark, "must be in [0, 1), a share of the blocks")
-        if not 0 < self.kv_memory_fraction < 1:
-            raise ConfigError(
-                "kv_memory_fraction", self.kv_memory_fraction, "must be in (0, 1), a share of free memory"
-            )
-        if self.memory_utilization is not None and not 0 < self.memory_utilization <= 1:
-            raise ConfigError("memory_utilization", self.memory_utilization, "must be in (0, 1], a share of the device")
+            raise self._refusal("preemption", "needs host memory: set host_kv_blocks")
         self._check_speculation()
-        one_of("async_depth", self.async_depth, (0, 1))
-        one_of("policy", self.policy, ("fcfs", "priority", "static"))
-        one_of("free_order", self.free_order, ("leaf_first", "root_first"))
-        one_of("publish_at", self.publish_at, ("schedule", "compute"))
-        one_of("hybrid", self.hybrid, ("on", "off"))
-        one_of("preemption", self.preemption, ("recompute", "swap"))
-        one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float64"))
-        one_of("device", self.device, ("auto", "cpu", "cuda"))
-        one_of("attention_backend", self.attention_backend, ("auto", "cpp", "torch", "reference"))
 
     def _check_speculation(self) -> None:
-        one_of("spec_method", self.spec_method, ("none", "ngram", "draft"))
-        at_least("spec_ngram_max", self.spec_ngram_max, self.spec_ngram_min)
+        at_least(self.spec_ngram_min).check("spec_ngram_max", self.spec_ngram_max)
         if self.spec_method != "none" and self.async_depth:
-            raise ConfigError(
-                "async_depth",
-                self.async_depth,
-                f"spec_method={self.spec_method} proposes from known tokens: set it to 0",
+            raise self._refusal(
+                "async_depth", f"spec_method={self.spec_method} proposes from known tokens: set it to 0"
             )
         if (self.spec_method == "draft") != (self.draft_model is not None):
-            raise ConfigError("draft_model", self.draft_model, "goes with spec_method=draft: give both or neither")
+            raise self._refusal("draft_model", "goes with spec_method=draft: give both or neither")
+
+    def _refusal(self, field: str, fix: str) -> ConfigError:
+        return ConfigError(field, getattr(self, field), fix)

@@ -97,7 +97,7 @@ class LLM:
         each = list(params) if isinstance(params, Seq) else [params or SamplingParams()] * len(listed)
         if len(each) != len(listed):
             raise RequestError("params", f"{len(each)} given", f"must be one, or one for each of {len(listed)} prompts")
-        return self._run([self._attempt(p, q, errors) for p, q in zip(listed, each, strict=True)], errors, on_step)
+        return self._run([self._attempt(p, q) for p, q in zip(listed, each, strict=True)], errors, on_step)
 
     def beam_search(
         self, prompts: Prompt | Seq[Prompt], params: BeamParams | None = None, **options: Any
@@ -163,13 +163,12 @@ class LLM:
 
     # offline runs
 
-    def _attempt(self, prompt: Prompt, params: Params, errors: str) -> Request | RequestError:
+    def _attempt(self, prompt: Prompt, params: Params) -> Request | RequestError:
+        """The request, or why there can be none."""
         try:
             request = self.request(prompt, params)
             self.engine.core.scheduler.check(request)
         except RequestError as error:
-            if errors == "raise":
-                raise
             return error
         return request
 
@@ -177,6 +176,7 @@ class LLM:
         self, requests: list[Request | RequestError], errors: str, on_step: Callable[[int, int], None] | None
     ) -> list[RequestOutput | RequestError]:
         """Step until all requests are done. Interrupted, it aborts what it started and leaves the engine usable."""
+        _raise_failure(requests, errors)
         results: dict[str, RequestOutput | RequestError] = {}
         started = [r for r in requests if isinstance(r, Request)]
         core = self.engine.core
@@ -195,8 +195,8 @@ class LLM:
         return [results[r.id] if isinstance(r, Request) else r for r in requests]
 
 
-def _raise_failure(results: Iterable[RequestOutput | Exception], errors: str) -> None:
-    """Raise what ended a request early, unless it is the request's own fault and shall be returned."""
+def _raise_failure(results: Iterable[Request | RequestOutput | Exception], errors: str) -> None:
+    """Raise what kept a request from starting or ended it early, unless it is its own fault and shall be returned."""
     for result in results:
         if isinstance(result, Exception) and not (errors == "return" and isinstance(result, RequestError)):
             raise result

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
-from minivllm.config import RequestError, at_least
+from minivllm.config import Count, CountOrZero, Must, Number, RequestError, Whole, at_least, check_fields, check_value
+
+
+def within(low: float, high: float) -> Must:
+    """A rule for numbers: both ends are allowed."""
+    return Must(f"be in [{low}, {high}]", lambda value: low <= value <= high)
+
+
+Penalty = Annotated[Number, within(-2, 2)]
+Bias = Annotated[Number, within(-100, 100)]
+NumLogprobs = Annotated[Whole, within(0, 100)]
 
 
 class FinishReason(StrEnum):
@@ -85,23 +95,23 @@ class SamplingParams:
     guide says: nothing else may stop it, and where the guide allows no more text, `min_tokens` gives way.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int = 0
+    temperature: Annotated[Number, at_least(0)] = 1.0
+    top_p: Annotated[Number, Must("be in (0, 1]", lambda share: 0 < share <= 1)] = 1.0
+    top_k: CountOrZero = 0
+    min_p: Annotated[Number, within(0, 1)] = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[Number, Must("be more than 0", lambda factor: factor > 0)] = 1.0
+    logit_bias: Mapping[int, Bias] = field(default_factory=dict)
+    seed: Annotated[Whole, within(0, 2**63 - 1)] | None = None
+    max_tokens: Count | None = None
+    min_tokens: CountOrZero = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    n: int = 1
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    n: Count = 1
+    logprobs: NumLogprobs | None = None
+    prompt_logprobs: NumLogprobs | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     guided: Guided | None = None
@@ -109,27 +119,13 @@ class SamplingParams:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        for name, low in (("temperature", 0), ("top_k", 0), ("min_tokens", 0), ("n", 1)):
-            _finite(name, getattr(self, name))
-            at_least(name, getattr(self, name), low, RequestError)
-        _within("top_p", self.top_p, 0, 1, low_open=True)
-        _within("min_p", self.min_p, 0, 1)
-        _within("presence_penalty", self.presence_penalty, -2, 2)
-        _within("frequency_penalty", self.frequency_penalty, -2, 2)
-        _within("repetition_penalty", self.repetition_penalty, 0, math.inf, low_open=True)
-        for name in ("logprobs", "prompt_logprobs"):
-            if (value := getattr(self, name)) is not None:
-                _within(name, value, 0, 100)
-        if self.max_tokens is not None:
-            at_least("max_tokens", self.max_tokens, 1, RequestError)
-            if self.min_tokens > self.max_tokens:
-                raise RequestError("min_tokens", self.min_tokens, f"must not exceed max_tokens={self.max_tokens}")
+        check_fields(self, RequestError)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError("min_tokens", self.min_tokens, f"must not exceed max_tokens={self.max_tokens}")
         if any(not text for text in self.stop):
             raise RequestError("stop", self.stop, "stop strings must not be empty")
         for token, bias in self.logit_bias.items():
-            _within(f"logit_bias[{token}]", bias, -100, 100)
-        if self.seed is not None:
-            _within("seed", self.seed, 0, 2**63 - 1)
+            check_value(f"logit_bias[{token}]", bias, Bias, RequestError)
         if self.guided is not None:
             self._check_guided()
 
@@ -154,33 +150,19 @@ class BeamParams:
     completes nothing.
     """
 
-    width: int = 4
-    max_tokens: int = 64
-    length_penalty: float = 1.0
+    width: Count = 4
+    max_tokens: Count = 64
+    length_penalty: Annotated[Number, within(-10, 10)] = 1.0
     early_stopping: bool = False
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("width", "max_tokens"):
-            _finite(name, getattr(self, name))
-            at_least(name, getattr(self, name), 1, RequestError)
-        _within("length_penalty", self.length_penalty, -10, 10)
+        check_fields(self, RequestError)
 
     @property
     def sampling(self) -> SamplingParams:
         """The same as parameters of a request: `width` sequences that start from one prompt."""
         return SamplingParams(temperature=0, n=self.width, max_tokens=self.max_tokens, ignore_eos=self.ignore_eos)
-
-
-def _finite(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise RequestError(name, value, "must be a finite number")
-
-
-def _within(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
-    _finite(name, value)
-    if not (low < value <= high if low_open else low <= value <= high):
-        raise RequestError(name, value, f"must be in {'(' if low_open else '['}{low}, {high}]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,9 @@ class BlockPool:
     """
 
     # The rest of this class is the engine's, in minivllm/kv/block_pool.py; your methods join it there. It has blocks,
-    # caching, lifo_unhashed, free_list, published, num_usable, num_free, usage; publish(block: Block, block_hash:
-    # bytes), withdraw(block: Block, kind: EventKind=EventKind.WITHDRAWN), find(block_hash: bytes),
-    # reset_prefix_cache(), integrity().
+    # caching, lifo_unhashed, free_list, published, num_usable, num_free; publish(block: Block, block_hash: bytes),
+    # withdraw(block: Block, kind: EventKind=EventKind.WITHDRAWN), find(block_hash: bytes), reset_prefix_cache(),
+    # integrity().
 
     @solves("minivllm.kv.block_pool:BlockPool.allocate")
     def allocate(self, n: int) -> list[Block]:

@@ -14,7 +14,7 @@ import typer
 from minivllm.bench.workloads import WORKLOADS
 from minivllm.cli.flags import EngineFlags, with_flags
 from minivllm.cli.start import progress, spinner, start
-from minivllm.config import at_least, one_of
+from minivllm.config import Count, check_value, one_of
 from minivllm.fleet.overlap import steps_per_unit
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a repetition on stdout.")] = False,
 ) -> None:
     """Measure this engine: greedy, random token ids, exactly as many new tokens as the workload says."""
-    at_least("reps", reps, 1)
+    check_value("reps", reps, Count)
     names = workload or ["W1"]
     for name in names:
-        one_of("workload", name, WORKLOADS)
+        one_of(WORKLOADS).check("workload", name)
     engines = Engines(engine, pick_mode(mode, engine))
     results: dict[str, list[Result]] = defaultdict(list)
     for name, rep, result in run_all(engines, names, reps):
@@ -116,7 +116,7 @@ def pick_mode(mode: str | None, flags: EngineFlags) -> str:
     if mode is None:
         dtype = str(pick_dtype(flags.config())).removeprefix("torch.")
         mode = next((name for name, value in MODES.items() if value == dtype), dtype)
-    one_of("mode", mode, tuple(MODES))
+    one_of(MODES).check("mode", mode)
     return mode
 
 

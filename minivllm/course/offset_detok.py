@@ -46,7 +46,7 @@ class OffsetDetokenizer:
         skip_ids: frozenset[int] = frozenset(),
         window: int = 6,
     ) -> None:
-        at_least("window", window, 4)
+        at_least(4).check("window", window)
         self.decode = decode
         self.skip_ids = skip_ids
         self.window = window

@@ -132,11 +132,6 @@ class BlockPool:
     def num_free(self) -> int:
         return len(self.free_list)
 
-    @property
-    def usage(self) -> float:
-        """Share of the usable blocks that somebody holds, 0 to 1. Cached blocks without a holder don't count."""
-        return 1 - self.num_free / self.num_usable
-
     def allocate(self, n: int) -> list[Block]:
         """Take `n` blocks from the head of the free list, each with one reference and no hash.
 

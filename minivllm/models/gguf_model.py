@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, cast
+from typing import cast, get_args
 
 import torch
 from torch import Tensor
 
-from minivllm.config import ModelConfig, ModelError, RopeScaling
+from minivllm.config import Architecture, ModelConfig, ModelError, RopeScaling
 from minivllm.models.gguf_reader import GGUFFile
 from minivllm.models.layers import rotary_frequencies
 from minivllm.models.tokenizer import Tokenizer
 from minivllm.models.tokenizer_files import tokenizer_from_gguf
-
-Architecture = Literal["llama", "qwen2", "qwen3"]
 
 TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 LAYER_NAMES = {
@@ -91,7 +89,7 @@ def _rotary_heads(file: GGUFFile, name: str) -> int:
 def config_from_gguf(file: GGUFFile) -> ModelConfig:
     """The model's shape from metadata. Raises `ModelError` for another architecture or a variant that is not supported."""
     kind = file.text("general.architecture")
-    if kind not in ("llama", "qwen2", "qwen3"):
+    if kind not in get_args(Architecture):
         raise ModelError(f"{file.path}: architecture {kind} is not supported; use a llama, qwen2 or qwen3 model")
     if file.integer(f"{kind}.expert_count", 0):
         raise ModelError(f"{file.path}: mixture-of-experts models are not supported; use a dense one")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minivllm.config import LayerKind, ModelConfig, ModelError, RopeScaling
+from minivllm.config import Architecture, LayerKind, ModelConfig, ModelError, RopeScaling
 from minivllm.models.json_files import Json, read_json
 from minivllm.models.tokenizer import Tokenizer
 from minivllm.models.tokenizer_files import tokenizer_from_folder
@@ -49,11 +50,8 @@ class SafetensorsCheckpoint:
         file = self.files.get(name)
         if file is None:
             return None
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                return tensors.get_tensor(name).to(dtype)
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{file}: can't be read ({error}); the download is incomplete, fetch it again") from error
+        with _opened(file) as tensors:
+            return tensors.get_tensor(name).to(dtype)
 
 
 def weight_files(folder: Path) -> dict[str, Path]:
@@ -90,7 +88,7 @@ def config_from_json(config: Json, generation: Json, where: Path) -> ModelConfig
     rope = {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     window, kinds = _windows(config, where)
     return ModelConfig(
-        architecture=cast(Literal["llama", "qwen2", "qwen3"], ARCHITECTURES[architecture]),
+        architecture=cast(Architecture, ARCHITECTURES[architecture]),
         vocab_size=_get(config, "vocab_size", where),
         hidden_size=hidden_size,
         intermediate_size=_get(config, "intermediate_size", where),
@@ -135,9 +133,16 @@ def _windows(config: Json, where: Path) -> tuple[int | None, tuple[LayerKind, ..
 
 
 def _names(file: Path) -> list[str]:
+    with _opened(file) as tensors:
+        return list(tensors.keys())
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[safe_open]:
+    """A safetensors file to read from. Raises `ModelError` for whatever goes wrong meanwhile."""
     try:
         with safe_open(file, framework="pt") as tensors:
-            return list(tensors.keys())
+            yield tensors
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file}: can't be read ({error}); the download is incomplete, fetch it again") from error
 

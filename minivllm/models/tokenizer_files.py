@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +43,7 @@ def tokenizer_from_gguf(file: GGUFFile, eos_token_ids: tuple[int, ...]) -> Token
     bos = file.integer("tokenizer.ggml.bos_token_id", -1)
     add_bos = bool(file.integer("tokenizer.ggml.add_bos_token", split == "llama-bpe"))
     template = file.text("tokenizer.chat_template", "") or None
-    with _must_be_byte_level(file.path):
-        return Tokenizer(fast, None if bos < 0 else bos, eos_token_ids, add_bos, template)
+    return _byte_level(file.path, fast, None if bos < 0 else bos, eos_token_ids, add_bos, template)
 
 
 def tokenizer_from_folder(folder: Path, eos_token_ids: tuple[int, ...]) -> Tokenizer:
@@ -65,8 +62,7 @@ def tokenizer_from_folder(folder: Path, eos_token_ids: tuple[int, ...]) -> Token
     name = config.get("bos_token")
     bos = fast.token_to_id(name["content"] if isinstance(name, dict) else name) if name else None
     adds_bos = bos is not None and fast.encode("").ids[:1] == [bos]
-    with _must_be_byte_level(path):
-        return Tokenizer(fast, bos, eos_token_ids, adds_bos, _chat_template(folder, config))
+    return _byte_level(path, fast, bos, eos_token_ids, adds_bos, _chat_template(folder, config))
 
 
 def _bpe(file: GGUFFile, texts: list[str], kinds: list[Any], *, ignore_merges: bool) -> BPE:
@@ -96,10 +92,10 @@ def _set_splitting(fast: FastTokenizer, name: str, path: Path) -> None:
         fast.normalizer = normalizers.NFC()
 
 
-@contextmanager
-def _must_be_byte_level(path: Path) -> Iterator[None]:
+def _byte_level(path: Path, *parts: Any) -> Tokenizer:
+    """`Tokenizer(*parts)`. Raises `ModelError`, naming the file at `path`, if it is of another kind."""
     try:
-        yield
+        return Tokenizer(*parts)
     except KeyError as error:
         raise ModelError(
             f"{path}: is no byte-level BPE (character {error}); use a Llama 3, Qwen or SmolLM2 model"

@@ -26,8 +26,9 @@ def rank_tokens(logits: NDArray[np.floating], k: int) -> NDArray[np.int64]:
     return ids[np.argsort(-logits[ids], kind="stable")][:k]
 
 
-def token_logprobs(logits: Tensor, token_ids: Many[int], k: int) -> list[TokenLogprob]:
-    """The log-probability of `token_ids[i]` under row i of `logits` [R, V], its rank, and the row's k most likely tokens.
+def token_logprobs(logits: Tensor, token_ids: Many[int], num_top: Many[int]) -> list[TokenLogprob]:
+    """The log-probability of `token_ids[i]` under row i of `logits` [R, V], its rank, and the row's `num_top[i]` most likely
+    tokens.
 
     Logits are taken as they are: pass the model's own, before temperature or penalties. The logarithm is natural.
     Rank 1 is the most likely token; among equal ones the lower id ranks first, in `rank` and in `top`.
@@ -39,7 +40,7 @@ def token_logprobs(logits: Tensor, token_ids: Many[int], k: int) -> list[TokenLo
     total = logits.logsumexp(1, keepdim=True)
     earlier = torch.arange(logits.shape[1], device=logits.device) < ids
     ranks = 1 + ((logits > chosen) | ((logits == chosen) & earlier)).sum(1)
-    tops = [_top(row, norm, k) for row, norm in zip(logits, total, strict=True)] if k else [()] * len(token_ids)
+    tops = [_top(row, norm, k) if k else () for row, norm, k in zip(logits, total, num_top, strict=True)]
     values = (chosen - total).squeeze(1)
     return [
         TokenLogprob(token, value, rank, top)
@@ -64,5 +65,6 @@ def prompt_logprobs(logits: Tensor, token_ids: Many[int], k: int) -> list[TokenL
     The logits at position p foretell the token at p + 1. So the caller passes the tokens one place further on than the
     rows, and the first prompt token, foretold by nothing, has no entry.
     """
+    num_top = [k] * len(token_ids)
     parts = (slice(i, i + ROWS_AT_ONCE) for i in range(0, len(token_ids), ROWS_AT_ONCE))
-    return [entry for part in parts for entry in token_logprobs(logits[part], token_ids[part], k)]
+    return [entry for part in parts for entry in token_logprobs(logits[part], token_ids[part], num_top[part])]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from minivllm.config import MinivllmError, RequestError
-from minivllm.request import SampledToken, SamplingParams, Sequence, TokenLogprob
+from minivllm.request import SampledToken, SamplingParams, Sequence
 from minivllm.sample.logprobs import rank_tokens, token_logprobs
 from minivllm.sample.random import sequence_key, uniforms
 
@@ -145,13 +145,10 @@ def require_finite(largest: Tensor, sequences: list[Sequence]) -> None:
 
 def with_logprobs(tokens: list[int], raw: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
     """Add to the tokens of the sequences that ask for it what the raw logits [S, V] say of them."""
-    wanted: dict[int, list[int]] = {}
-    for i, sequence in enumerate(sequences):
-        if sequence.request.params.logprobs is not None:
-            wanted.setdefault(sequence.request.params.logprobs, []).append(i)
-    entries: dict[int, TokenLogprob] = {}
-    for k, rows in wanted.items():
-        entries.update(zip(rows, token_logprobs(raw[rows], [tokens[i] for i in rows], k), strict=True))
+    wanted = {i: k for i, s in enumerate(sequences) if (k := s.request.params.logprobs) is not None}
+    rows = list(wanted)
+    found = token_logprobs(raw[rows], [tokens[i] for i in rows], list(wanted.values()))
+    entries = dict(zip(rows, found, strict=True))
     return [SampledToken(token, entries.get(i)) for i, token in enumerate(tokens)]
 
 

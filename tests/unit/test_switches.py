@@ -72,7 +72,7 @@ def twins(publish_at):
     scheduler = make_scheduler(publish_at=publish_at)
     scheduler.add(make_request("a", PROMPT))
     scheduler.add(make_request("b", PROMPT))
-    return shares(step(scheduler)), scheduler.kv.pool.usage * scheduler.kv.pool.num_usable
+    return shares(step(scheduler)), scheduler.kv.pool.num_usable - scheduler.kv.pool.num_free
 
 
 def test_publish_at_schedule_lets_a_twin_in_the_same_step_share():
@@ -201,6 +201,12 @@ def test_max_num_batched_tokens_is_shared_by_all():
     ("field", "value"),
     [
         ("block_size", 0),
+        ("block_size", "16"),
+        ("block_size", True),
+        ("block_size", 1.5),
+        ("num_kv_blocks", 0),
+        ("memory_utilization", 1.5),
+        ("dtype", None),
         ("max_num_batched_tokens", 0),
         ("max_num_seqs", 0),
         ("max_model_len", 0),

@@ -93,7 +93,7 @@ def test_a_replay_shows_the_state_after_each_step():
     scheduler.add(make_request("r", 5, max_tokens=3))
     finish(scheduler)
     usable = scheduler.kv.pool.num_usable
-    assert [s.kv.pool.usage * usable for s in replay(HEADER, list(scheduler.recorder.events))] == [0, 2, 2, 0]
+    assert [usable - s.kv.pool.num_free for s in replay(HEADER, list(scheduler.recorder.events))] == [0, 2, 2, 0]
 
 
 def test_steps_with_nothing_to_do_leave_no_event_and_replay():
