@@ -22,7 +22,7 @@ from minivllm_kernels.gpu.form import Build, power_of_2
 from minivllm_kernels.gpu.paged_decode import attend, check_arguments, compile_time, group_of, run_time
 
 MAX_SPLITS = 64
-"""More of heads of 256 wouldn't fit in the registers of the program that reduces them."""
+"""The program that reduces them has all in its registers: of heads of 256, 64 KiB."""
 MIN_PIECE = 256
 """Slots of a piece, at least, so that reading K and V outweighs writing and reading the piece's result."""
 PROGRAMS_PER_PROCESSOR = 4
@@ -153,7 +153,7 @@ def split_build(whole: Build) -> Build:
     pieces = {"partial": "*fp32:16", "lse": "*fp32:16"}
     arguments = {name: kind for name, kind in whole.arguments.items() if name != "out"} | pieces
     label = whole.label.replace("4096", "32768")
-    return replace(whole, label=label, arguments=arguments, sizes=whole.sizes | {"rows": 1, "longest": 32768})
+    return replace(whole, label=label, arguments=arguments, sizes=dict(whole.sizes) | {"rows": 1, "longest": 32768})
 
 
 def reduce_build(heads: int, dim: int, blocks_per_sm: int) -> Build:
