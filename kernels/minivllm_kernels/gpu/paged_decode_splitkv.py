@@ -25,8 +25,8 @@ MAX_SPLITS = 64
 """The program that reduces them has all in its registers: of heads of 256, 64 KiB."""
 MIN_PIECE = 256
 """Slots of a piece, at least, so that reading K and V outweighs writing and reading the piece's result."""
-PROGRAMS_PER_PROCESSOR = 4
-"""Programs that a multiprocessor is given: as many as of heads of 128 fit at once, on Hopper."""
+PROGRAMS_PER_PROCESSOR = 3
+"""Programs that a multiprocessor is given: so many fit at once on Hopper, whatever the head size."""
 H100_PROCESSORS = 132
 
 
@@ -51,7 +51,7 @@ def kernel(
     kv_head = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     splits = tl.num_programs(2)
-    length = tl.load(lengths + row)
+    length = tl.load(lengths + row).to(tl.int32)
     first = tl.maximum(length - window, 0)
     begin = first // TILE * TILE
     piece = tl.cdiv(tl.cdiv(length - begin, TILE), splits) * TILE
@@ -153,7 +153,13 @@ def split_build(whole: Build) -> Build:
     pieces = {"partial": "*fp32:16", "lse": "*fp32:16"}
     arguments = {name: kind for name, kind in whole.arguments.items() if name != "out"} | pieces
     label = whole.label.replace("4096", "32768")
-    return replace(whole, label=label, arguments=arguments, sizes=dict(whole.sizes) | {"rows": 1, "longest": 32768})
+    return replace(
+        whole,
+        label=label,
+        arguments=arguments,
+        sizes=dict(whole.sizes) | {"rows": 1, "longest": 32768},
+        blocks_per_sm=PROGRAMS_PER_PROCESSOR,
+    )
 
 
 def reduce_build(heads: int, dim: int, blocks_per_sm: int) -> Build:
