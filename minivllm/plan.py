@@ -70,7 +70,7 @@ class StepPlan:
 
     @property
     def copies(self) -> list[tuple[int, int]]:
-        """Block copies (source, destination) to apply before the forward: read every source before writing any destination."""
+        """Block copies (source, destination) to run before the forward, in any order: a destination comes once, and is no source."""
         return [pair for row in self.rows for pair in row.copies]
 
     @property

@@ -114,7 +114,10 @@ class IntegerModel:
             page[block * size : (block + 1) * size] = host[slot]
 
     def _copy(self, layer: list[int], pairs: list[tuple[int, int]]) -> None:
-        size = self.block_size
+        """A runner may copy pairs in any order, or at once: no block is a target twice, or both source and target."""
+        size, targets = self.block_size, {target for _, target in pairs}
+        assert len(targets) == len(pairs), pairs
+        assert targets.isdisjoint(source for source, _ in pairs), pairs
         sources = [layer[source * size : (source + 1) * size] for source, _ in pairs]
         for content, (_, target) in zip(sources, pairs, strict=True):
             layer[target * size : (target + 1) * size] = content

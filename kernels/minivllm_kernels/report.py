@@ -27,6 +27,8 @@ HOPPER = 90
 OTHERS = {75: "T4", 80: "A100", 86: "RTX 30", 89: "RTX 40"}
 WIDE = 128
 WARP = 32
+NAME = 22
+"""Characters of the kernels' names."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,12 @@ class Facts:
 
 def compile_for(kernel: ModuleType, build: Build, capability: int) -> CompiledKernel:
     """Compile one `AOT` entry; no GPU is needed."""
-    names = kernel.kernel.arg_names
+    function = getattr(kernel, build.kernel)
+    names = function.arg_names
     signature = {name: build.arguments.get(name, "constexpr").removesuffix(":16") for name in names}
     aligned = [name for name, kind in build.arguments.items() if kind.endswith(":16")]
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
-    source = ASTSource(kernel.kernel, signature, dict(build.constants), attributes)
+    source = ASTSource(function, signature, dict(build.constants), attributes)
     options = {"num_warps": build.num_warps, "enable_fp_fusion": True}
     return triton.compile(source, GPUTarget("cuda", capability, WARP), options)
 
@@ -161,20 +164,25 @@ def builds() -> Iterator[tuple[str, ModuleType, Build]]:
 
 
 HEAD = (
-    f"{'kernel':14}{'sizes':46}{'regs':>5}{'spill':>6}{'shared':>7}{'load':>5}{'matrix':>7}{'blocks/SM':>10}"
+    f"{'kernel':{NAME}}{'sizes':46}{'regs':>5}{'spill':>6}{'shared':>7}{'load':>5}{'matrix':>7}{'blocks/SM':>10}"
     f"{'warps':>6}{'MB':>9}{'GFLOP':>8}{'H100 us':>9}{'H200 us':>9}"
 )
 
 
 def row(name: str, kernel: ModuleType, build: Build, found: Facts) -> str:
     """A line of the table for Hopper."""
-    moved, flops = kernel.bytes_moved(build.itemsize, **build.sizes), kernel.flops(**build.sizes)
-    times = "".join(f"{1e6 * roofline(card, build, moved, flops):9.1f}" for card in CARDS.values())
     occupancy = found.blocks * build.num_warps / MULTIPROCESSORS[HOPPER].warps
     return (
-        f"{name:14}{build.label:46}{found.registers:5}{found.spilled:6}{found.shared:7}{found.load_bits:5}{found.matrix:>7}"
-        f"{f'{found.blocks} (>={build.blocks_per_sm})':>10}{occupancy:6.0%}{moved / 1e6:9.1f}{flops / 1e9:8.2f}{times}"
+        f"{name:{NAME}}{build.label:46}{found.registers:5}{found.spilled:6}{found.shared:7}{found.load_bits:5}{found.matrix:>7}"
+        f"{f'{found.blocks} (>={build.blocks_per_sm})':>10}{occupancy:6.0%}{job(kernel, build) if build.sizes else ''}"
     )
+
+
+def job(kernel: ModuleType, build: Build) -> str:
+    """The cells that say what the job needs: bytes, FLOPs, and the cards' times for them."""
+    moved, flops = kernel.bytes_moved(build.itemsize, **build.sizes), kernel.flops(**build.sizes)
+    times = "".join(f"{1e6 * roofline(card, build, moved, flops):9.1f}" for card in CARDS.values())
+    return f"{moved / 1e6:9.1f}{flops / 1e9:8.2f}{times}"
 
 
 def elsewhere(kernel: ModuleType, build: Build, capability: int) -> str:
@@ -199,10 +207,10 @@ def print_hopper() -> list[str]:
 
 def print_others() -> None:
     """Print what the builds compile to for other cards, and why not where they aren't compiled."""
-    print(f"\n{'kernel':14}{'sizes':46}" + "".join(f"{f'sm_{c} ({name})':24}" for c, name in OTHERS.items()))
+    print(f"\n{'kernel':{NAME}}{'sizes':46}" + "".join(f"{f'sm_{c} ({name})':24}" for c, name in OTHERS.items()))
     reasons: dict[tuple[str, int], str] = {}
     for name, kernel, build in builds():
-        print(f"{name:14}{build.label:46}" + "".join(f"{elsewhere(kernel, build, c):24}" for c in OTHERS))
+        print(f"{name:{NAME}}{build.label:46}" + "".join(f"{elsewhere(kernel, build, c):24}" for c in OTHERS))
         reasons |= {(name, capability): why for capability, why in build.not_on.items()}
     for (name, capability), why in reasons.items():
         print(f"\n{name}, not on sm_{capability}: {why}")

@@ -70,14 +70,27 @@ FAULTS = {
         ("tl.load(rows + mask_row)", "mask_row"),
     ],
     "paged_decode": [
-        ("(position < length)", "(position < length - 1)"),
-        ("(position < length)", "(position <= length)"),
+        ("(position < end)", "(position < end - 1)"),
+        ("(position < end)", "(position <= end)"),
         ("(position >= first)", "(position >= first - 1)"),
         ('tl.where(live[None, :], scores, float("-inf"))', "scores"),
         ("acc * rescale[:, None]", "acc"),
         ("total * rescale +", "total +"),
-        ("kv_head * GROUP + in_group", "kv_head + in_group * KV_HEADS"),
-        ("position // BLOCK_SIZE, live", "start // BLOCK_SIZE + 0 * position, live"),
+        ("kv_head * GROUP + in_group", "kv_head + in_group * 2"),
+        ("position // BLOCK_SIZE, live", "tl.min(position, 0) // BLOCK_SIZE + 0 * position, live"),
+    ],
+    "paged_decode_splitkv": [
+        ("tl.minimum(start + piece, length)", "tl.minimum(start + piece - 1, length)"),
+        ("tl.minimum(start + piece, length)", "tl.minimum(start + piece + 1, length)"),
+        ("tl.cdiv(tl.cdiv(length - begin, TILE), splits)", "((length - begin) // TILE // splits)"),
+        ("tl.where(total == 0, 1.0, total)\n    head,", "total\n    head,"),
+        ("largest + tl.log2(total)", "largest"),
+        ("results * shares[:, None]", "results"),
+        ("tl.load(lse + written, ", "tl.load(lse + row * splits * HEADS + head + 0 * split, "),
+        ("tl.load(lse + written, ", "tl.load(lse + written - HEADS * (split > 0), "),
+        ('split < splits, other=float("-inf")', "split < splits, other=0.0"),
+        ('tl.where(largest == float("-inf"), 0.0, largest)', "largest"),
+        ("/ tl.where(total == 0, 1.0, total)\n    tl.store(out", "/ 1.0\n    tl.store(out"),
     ],
 }
 """What a kernel might say by mistake, and must then fail: (right, wrong)."""
@@ -171,6 +184,46 @@ def test_a_rung_of_a_ladder_equals_the_specification_too_and_says_what_it_fixes(
         prove_cases(KERNELS[name], dtype, rung)
 
 
+@given(st.integers(1, 300), st.sampled_from((None, 1, 100)), st.integers(2, 12))
+def test_any_number_of_splits_gives_the_same_result(longest, window, splits):
+    kernel = KERNELS["paged_decode_splitkv"]
+    sizes = {"rows": 2, "kv_heads": 1, "group": 3, "dim": 16, "block_size": 16, "longest": longest, "window": window}
+    one, many = (fresh(kernel, torch.float32, sizes | {"splits": n}) for n in (1, splits))
+    kernel.launch(**one)
+    kernel.launch(**many)
+    same(many["out"], one["out"], kernel.TOL[torch.float32])
+
+
+def test_pieces_that_nothing_was_read_for_are_written_too(monkeypatch):
+    kernel = KERNELS["paged_decode_splitkv"]
+    monkeypatch.setattr(torch, "empty", lambda *shape, **kinds: torch.full(shape, NAN, **kinds))
+    prove_cases(kernel, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kv_heads", "longest_slots", "splits"),
+    [
+        (1, 8, 32768, 49),  # 392 programs, three for each of 132 multiprocessors but four
+        (1, 1, 32768, 64),  # the most there may be
+        (4, 8, 32768, 12),
+        (4, 8, 2048, 8),  # pieces of 256
+        (64, 8, 32768, 1),
+        (1, 8, 255, 1),
+        (0, 8, 32768, 64),
+    ],
+)
+def test_splits_fill_the_multiprocessors_unless_pieces_get_too_short(rows, kv_heads, longest_slots, splits):
+    assert KERNELS["paged_decode_splitkv"].pick_splits(rows, kv_heads, longest_slots, 132) == splits
+
+
+def test_the_ladder_says_how_many_bytes_heads_of_a_group_ask_for():
+    """A row of 4096 slots, 32 heads of 128 on 8, in bf16, in MB: v3's, v2's, and v1's, which reads K twice."""
+    job = {"rows": 1, "dim": 128, "longest": 4096, "window": None}
+    shared = KERNELS["paged_decode"].bytes_moved(2, kv_heads=8, group=4, **job) / 1e6
+    apart = KERNELS["paged_decode"].bytes_moved(2, kv_heads=32, group=1, **job) / 1e6
+    assert [round(shared), round(apart), round(1.5 * apart)] == [17, 67, 101]
+
+
 def wrong_tensors(kernel: types.ModuleType, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """A tensor spoiled in each way, with what is wrong with it."""
     yield "dtype", tensor.to(torch.float64 if tensor.is_floating_point() else torch.int16)
@@ -220,6 +273,9 @@ def test_a_wrong_tensor_is_refused_by_name_before_anything_is_written(name):
         ("paged_decode", "block_size", 0),
         ("paged_decode", "block_size", 7),
         ("paged_decode", "window", 0),
+        ("paged_decode_splitkv", "block_size", 7),
+        ("paged_decode_splitkv", "splits", 0),
+        ("paged_decode_splitkv", "splits", 65),
     ],
 )
 def test_a_wrong_number_is_refused_by_name(name, argument, value):

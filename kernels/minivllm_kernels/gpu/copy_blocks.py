@@ -37,7 +37,8 @@ def kernel(cache, sources, destinations, plane_stride, RUN: tl.constexpr, BLOCK:
 
 def launch(cache: Tensor, sources: Tensor, destinations: Tensor, block_size: int) -> None:
     """As `ref`, if no block is a destination twice or both source and destination: pairs are copied in any order.
-    Block numbers are trusted."""
+    That's the caller's to see to, and so it is with copy-on-write: a block is copied to one that was free until then,
+    and what is copied isn't. Block numbers are trusted."""
     planes, slots, dim = check_rank("cache", cache, 3)
     where, kind = check_device("cache", cache), check_dtype("cache", cache, TOL)
     check("cache", cache, where, kind, (planes, slots, dim))

@@ -1,7 +1,7 @@
 """The form of a kernel's file, and what all of them check and compile with.
 
 A file says, in this order: the formula and its paper (its docstring);
-`ref(...)`, the specification in torch; `kernel`, in Triton; `launch(...)`, with the arguments of `ref` and the same effect;
+`ref(...)`, the specification in torch; `kernel`, in Triton, and any that runs after it; `launch(...)`, with the arguments of `ref` and the same effect;
 `LADDER`, only where it teaches something: earlier forms of the kernel, slowest first, functions `v1`, `v2`... with the
 arguments and the effect of `launch`, whose docstrings say what each rung fixes and what it still lacks;
 `WRITES`, the arguments that are written, all others being left alone;
@@ -47,6 +47,9 @@ class Build:
     """The tensor-core instruction that it must use: "wgmma" (a warp group multiplies from shared memory), or "mma"
     (a warp from registers) where tiles have fewer than 64 rows; empty where there are no matrix products."""
     itemsize: int = 2
+    kernel: str = "kernel"
+    """The function that is compiled. Where a file has several, bytes and FLOPs, the whole job's, are counted for `kernel`;
+    builds of the others have no `sizes`."""
     not_on: Mapping[int, str] = field(default_factory=dict)
     """Compute capabilities it isn't compiled for, and why."""
 

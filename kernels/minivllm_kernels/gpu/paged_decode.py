@@ -43,34 +43,42 @@ def ref(
 
 
 @triton.jit
-def kernel(
-    q, cache, tables, lengths, out, q_stride, table_stride, plane_stride, window, scale,
+def slots_of(table, position, live, BLOCK_SIZE: tl.constexpr):
+    """The slots that hold a row's live positions, by its table of blocks."""
+    block = tl.load(table + position // BLOCK_SIZE, live, other=0).to(tl.int64)
+    return block * BLOCK_SIZE + position % BLOCK_SIZE
+
+
+@triton.jit
+def group_of(kv_head, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Where the elements of the heads that share a KV head lie in a row of queries, and which of the tile's exist."""
+    in_group = tl.arange(0, BLOCK_G)[:, None]
+    element = tl.arange(0, BLOCK_D)[None, :]
+    return (kv_head * GROUP + in_group) * DIM + element, (in_group < GROUP) & (element < DIM)
+
+
+@triton.jit
+def attend(
+    q_row, cache, table, plane_stride, kv_head, first, start, end, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """One program a row and KV head: the GROUP heads that share it read its K and V once. `scale` is log2(e) / sqrt(D):
-    exp2 is the instruction that GPUs have. `DOT` is the dtype of what matrix products multiply."""
-    row = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1).to(tl.int64)
-    length = tl.load(lengths + row)
-    in_group = tl.arange(0, BLOCK_G)[:, None]
+    """A group's attention over the row's positions from `first` and `start` on and before `end`. Returns the largest score
+    and the sum of weights, [BLOCK_G], and the weighted sum of V, [BLOCK_G, BLOCK_D]; the scores are in bits, base 2.
+    `start` is a multiple of TILE, and some position of its tile counts: a tile of none would compute -inf - -inf."""
     element = tl.arange(0, BLOCK_D)[None, :]
-    head = (kv_head * GROUP + in_group) * DIM + element
-    head_mask = (in_group < GROUP) & (element < DIM)
-    query = tl.load(q + row * q_stride + head, head_mask, other=0.0).to(DOT)
+    head, head_mask = group_of(kv_head, GROUP, DIM, BLOCK_G, BLOCK_D)
+    query = tl.load(q_row + head, head_mask, other=0.0).to(DOT)
     k_plane = cache + kv_head * plane_stride
     v_plane = cache + (KV_HEADS + kv_head) * plane_stride
-    first = tl.maximum(length - window, 0)
 
     largest = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    for start in range(first // TILE * TILE, length, TILE):
-        position = start + tl.arange(0, TILE)
-        live = (position >= first) & (position < length)
-        block = tl.load(tables + row * table_stride + position // BLOCK_SIZE, live, other=0).to(tl.int64)
-        slot = block * BLOCK_SIZE + position % BLOCK_SIZE
-        tile = slot[:, None] * DIM + element
+    for at in range(start, end, TILE):
+        position = at + tl.arange(0, TILE)
+        live = (position >= first) & (position < end)
+        tile = slots_of(table, position, live, BLOCK_SIZE)[:, None] * DIM + element
         tile_mask = live[:, None] & (element < DIM)
         # dead slots may hold NaN, which no weight of zero would remove: they aren't read
         k = tl.load(k_plane + tile, tile_mask, other=0.0).to(DOT)
@@ -83,15 +91,43 @@ def kernel(
         acc = acc * rescale[:, None] + tl.dot(weights.to(DOT), v, input_precision="ieee")
         total = total * rescale + tl.sum(weights, 1)
         largest = new_largest
+    return largest, total, acc
+
+
+@triton.jit
+def kernel(
+    q, cache, tables, lengths, out, q_stride, table_stride, plane_stride, window, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """One program a row and KV head: the GROUP heads that share it read its K and V once. `scale` is log2(e) / sqrt(D):
+    exp2 is the instruction that GPUs have. `DOT` is the dtype of what matrix products multiply."""
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1).to(tl.int64)
+    length = tl.load(lengths + row)
+    first = tl.maximum(length - window, 0)
+    _, total, acc = attend(
+        q + row * q_stride, cache, tables + row * table_stride, plane_stride, kv_head,
+        first, first // TILE * TILE, length, scale, KV_HEADS, GROUP, DIM, BLOCK_SIZE, BLOCK_G, BLOCK_D, TILE, DOT,
+    )  # fmt: skip
     result = acc / tl.where(total == 0, 1.0, total)[:, None]
-    target = out + row * KV_HEADS * GROUP * DIM + head
-    tl.store(target, result.to(out.dtype.element_ty), head_mask)
+    head, head_mask = group_of(kv_head, GROUP, DIM, BLOCK_G, BLOCK_D)
+    tl.store(out + row * KV_HEADS * GROUP * DIM + head, result.to(out.dtype.element_ty), head_mask)
 
 
 def launch(
     q: Tensor, cache: Tensor, tables: Tensor, lengths: Tensor, out: Tensor, block_size: int, window: int | None = None
 ) -> None:
     """As `ref`. Rows of q and of tables may lie apart. Tables and lengths are trusted."""
+    check_arguments(q, cache, tables, lengths, out, block_size, window)
+    numbers, constants = run_time(q, cache, tables, window), compile_time(q, cache, block_size)
+    kernel[(len(q), len(cache) // 2)](q, cache, tables, lengths, out, *numbers, **constants)
+
+
+def check_arguments(
+    q: Tensor, cache: Tensor, tables: Tensor, lengths: Tensor, out: Tensor, block_size: int, window: int | None
+) -> None:
+    """Raise `ValueError` unless the arguments are such as `launch` takes."""
     rows, heads, dim = check_rank("q", q, 3)
     planes, slots, _ = check_rank("cache", cache, 3)
     _, width = check_rank("tables", tables, 2)
@@ -102,14 +138,30 @@ def launch(
     check("lengths", lengths, where, torch.int64, (rows,))
     check("out", out, where, kind, (rows, heads, dim))
     check_sizes(heads, dim, planes, slots, block_size, window)
-    group = heads // (planes // 2)
-    kernel[(rows, planes // 2)](
-        q, cache, tables, lengths, out, q.stride(0), tables.stride(0), slots * dim,
-        slots if window is None else window, math.log2(math.e) / math.sqrt(dim),
-        KV_HEADS=planes // 2, GROUP=group, DIM=dim, BLOCK_SIZE=block_size,
-        BLOCK_G=max(power_of_2(group), MIN_DOT), BLOCK_D=max(power_of_2(dim), MIN_DOT),
-        TILE=tile_slots(dim, q.element_size()), DOT=dot_dtype(kind),
-    )  # fmt: skip
+
+
+def run_time(q: Tensor, cache: Tensor, tables: Tensor, window: int | None) -> tuple[int, int, int, int, float]:
+    """The kernels' numbers, in the order of their arguments: strides, the window, the scale."""
+    _, slots, dim = cache.shape
+    scale = math.log2(math.e) / math.sqrt(dim)
+    return q.stride(0), tables.stride(0), slots * dim, slots if window is None else window, scale
+
+
+def compile_time(q: Tensor, cache: Tensor, block_size: int) -> dict[str, object]:
+    """The kernels' constants."""
+    _, heads, dim = q.shape
+    kv_heads = len(cache) // 2
+    group = heads // kv_heads
+    return {
+        "KV_HEADS": kv_heads,
+        "GROUP": group,
+        "DIM": dim,
+        "BLOCK_SIZE": block_size,
+        "BLOCK_G": max(power_of_2(group), MIN_DOT),
+        "BLOCK_D": max(power_of_2(dim), MIN_DOT),
+        "TILE": tile_slots(dim, q.element_size()),
+        "DOT": dot_dtype(q.dtype),
+    }
 
 
 def tile_slots(dim: int, itemsize: int) -> int:
@@ -129,6 +181,140 @@ def check_sizes(heads: int, dim: int, planes: int, slots: int, block_size: int, 
         raise ValueError(f"window: {window} must be positive, or None")
 
 
+@triton.jit
+def v1_kernel(
+    q, cache, tables, lengths, out, q_stride, table_stride, plane_stride, window, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """One program a row and query head. The first loop finds the largest score; the second knows it, and sums."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    length = tl.load(lengths + row)
+    first = tl.maximum(length - window, 0)
+    element = tl.arange(0, BLOCK_D)
+    query = tl.load(q + row * q_stride + head * DIM + element, element < DIM, other=0.0).to(tl.float32)
+    table = tables + row * table_stride
+    k_plane = cache + head // GROUP * plane_stride
+    v_plane = cache + (KV_HEADS + head // GROUP) * plane_stride
+
+    largest = float("-inf")
+    for at in range(first, length, TILE):
+        position = at + tl.arange(0, TILE)
+        live = position < length
+        tile = slots_of(table, position, live, BLOCK_SIZE)[:, None] * DIM + element[None, :]
+        k = tl.load(k_plane + tile, live[:, None] & (element < DIM)[None, :], other=0.0).to(tl.float32)
+        scores = tl.where(live, tl.sum(k * query[None, :], 1) * scale, float("-inf"))
+        largest = tl.maximum(largest, tl.max(scores, 0))
+    total = 0.0
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    for at in range(first, length, TILE):
+        position = at + tl.arange(0, TILE)
+        live = position < length
+        tile = slots_of(table, position, live, BLOCK_SIZE)[:, None] * DIM + element[None, :]
+        tile_mask = live[:, None] & (element < DIM)[None, :]
+        k = tl.load(k_plane + tile, tile_mask, other=0.0).to(tl.float32)
+        scores = tl.where(live, tl.sum(k * query[None, :], 1) * scale, float("-inf"))
+        weights = tl.exp2(scores - largest)
+        v = tl.load(v_plane + tile, tile_mask, other=0.0).to(tl.float32)
+        total += tl.sum(weights, 0)
+        acc += tl.sum(weights[:, None] * v, 0)
+    result = acc / tl.where(total == 0, 1.0, total)
+    target = out + (row * KV_HEADS * GROUP + head) * DIM + element
+    tl.store(target, result.to(out.dtype.element_ty), element < DIM)
+
+
+def v1(
+    q: Tensor, cache: Tensor, tables: Tensor, lengths: Tensor, out: Tensor, block_size: int, window: int | None = None
+) -> None:
+    """Fixes what torch lacks: K and V are read where they are, no copy of them is gathered, and no scores are stored.
+    Lacks: K is read twice, once for the largest score and once for the weights. And heads of a group know nothing of each
+    other: with 32 on 8 they ask for each K and V four times, a row of 4096 slots of 128 in bf16 for 101 MB, not 17."""
+    check_arguments(q, cache, tables, lengths, out, block_size, window)
+    numbers, constants = run_time(q, cache, tables, window), compile_time(q, cache, block_size)
+    del constants["BLOCK_G"], constants["DOT"]
+    v1_kernel[q.shape[:2]](q, cache, tables, lengths, out, *numbers, **constants)
+
+
+@triton.jit
+def online_kernel(
+    q, cache, tables, lengths, out, q_stride, table_stride, plane_stride, window, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """One program a row and SHARED query heads of a group, one loop; products are written out, element by element."""
+    row = tl.program_id(0).to(tl.int64)
+    first_head = tl.program_id(1).to(tl.int64) * SHARED
+    length = tl.load(lengths + row)
+    first = tl.maximum(length - window, 0)
+    element = tl.arange(0, BLOCK_D)[None, :]
+    in_group = tl.arange(0, BLOCK_G)[:, None]
+    head = (first_head + in_group) * DIM + element
+    head_mask = (in_group < SHARED) & (element < DIM)
+    query = tl.load(q + row * q_stride + head, head_mask, other=0.0).to(tl.float32)
+    k_plane = cache + first_head // GROUP * plane_stride
+    v_plane = cache + (KV_HEADS + first_head // GROUP) * plane_stride
+
+    largest = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_G], tl.float32)
+    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for at in range(first, length, TILE):
+        position = at + tl.arange(0, TILE)
+        live = position < length
+        tile = slots_of(tables + row * table_stride, position, live, BLOCK_SIZE)[:, None] * DIM + element
+        tile_mask = live[:, None] & (element < DIM)
+        k = tl.load(k_plane + tile, tile_mask, other=0.0).to(tl.float32)
+        scores = tl.sum(query[:, None, :] * k[None, :, :], 2) * scale
+        scores = tl.where(live[None, :], scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_largest[:, None])
+        rescale = tl.exp2(largest - new_largest)
+        v = tl.load(v_plane + tile, tile_mask, other=0.0).to(tl.float32)
+        acc = acc * rescale[:, None] + tl.sum(weights[:, :, None] * v[None, :, :], 1)
+        total = total * rescale + tl.sum(weights, 1)
+        largest = new_largest
+    result = acc / tl.where(total == 0, 1.0, total)[:, None]
+    tl.store(out + row * KV_HEADS * GROUP * DIM + head, result.to(out.dtype.element_ty), head_mask)
+
+
+def launch_online(
+    shared: int,
+    q: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    block_size: int,
+    window: int | None,
+) -> None:
+    """Launch the online kernel for so many heads a program; the more they are, the fewer slots a tile has."""
+    check_arguments(q, cache, tables, lengths, out, block_size, window)
+    numbers, constants = run_time(q, cache, tables, window), compile_time(q, cache, block_size)
+    del constants["DOT"]
+    lanes = power_of_2(shared)
+    constants |= {"BLOCK_G": lanes, "TILE": max(1, tile_slots(q.shape[2], q.element_size()) // lanes), "SHARED": shared}
+    online_kernel[(len(q), q.shape[1] // shared)](q, cache, tables, lengths, out, *numbers, **constants)
+
+
+def v2(
+    q: Tensor, cache: Tensor, tables: Tensor, lengths: Tensor, out: Tensor, block_size: int, window: int | None = None
+) -> None:
+    """Fixes the second reading of K: the softmax is online, a larger score rescales what was summed under a smaller one.
+    Lacks: a program still has one query head, so that K and V are asked for once a head: 67 MB of that row, not 17."""
+    launch_online(1, q, cache, tables, lengths, out, block_size, window)
+
+
+def v3(
+    q: Tensor, cache: Tensor, tables: Tensor, lengths: Tensor, out: Tensor, block_size: int, window: int | None = None
+) -> None:
+    """Fixes the reading of K and V by each head of a group: one program has them all, and reads 17 MB.
+    Lacks: the products are multiplications of broadcast tiles and sums, which tensor cores don't do. The kernel's are
+    products of matrices: that's what queries become once a group's are together, padded to 16 rows."""
+    group = q.shape[1] // (len(cache) // 2)
+    launch_online(group, q, cache, tables, lengths, out, block_size, window)
+
+
+LADDER = (v1, v2, v3)
 WRITES = ("out",)
 SIZES = {
     "rows": range(4), "kv_heads": (1, 2, 3), "group": (1, 2, 3, 4), "dim": (4, 16, 24, 64),
