@@ -109,6 +109,8 @@ fma.rn.bf16x2 $3, number, one, $6;
 
 HALF_ASM = tl.constexpr(HALF_PTX)
 BRAIN_ASM = tl.constexpr(BRAIN_PTX)
+CONSTRAINTS = tl.constexpr("=&r,=&r,=&r,=&r,r,r,r")
+"""Four results, written before the last argument is read; three arguments; each two numbers in 32 bits."""
 
 
 @triton.jit
@@ -137,12 +139,12 @@ def by_lop3(halves, zero, KIND: tl.constexpr):
     if KIND == tl.bfloat16:
         added = (-(128 + zero)).to(KIND)
         return tl.inline_asm_elementwise(
-            BRAIN_ASM, "=&r,=&r,=&r,=&r,r,r,r", [halves, added, added], (KIND, KIND, KIND, KIND), is_pure=True, pack=2
+            BRAIN_ASM, CONSTRAINTS, [halves, added, added], (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), True, 2
         )
     else:
         subtracted, added = (1024 + zero).to(KIND), (-(64 + zero)).to(KIND)
         return tl.inline_asm_elementwise(
-            HALF_ASM, "=&r,=&r,=&r,=&r,r,r,r", [halves, subtracted, added], (KIND, KIND, KIND, KIND), is_pure=True, pack=2
+            HALF_ASM, CONSTRAINTS, [halves, subtracted, added], (tl.float16, tl.float16, tl.float16, tl.float16), True, 2
         )
 
 
@@ -158,17 +160,18 @@ def kernel(
     token = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n_mask = n < outputs
     half = tl.arange(0, RUN)
+    width = tl.cast(outputs, tl.int64)
     x_row = x + token.to(tl.int64)[:, None] * x_stride
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for first in range(0, depth, 4 * RUN):
-        row = (first // 4).to(tl.int64) * outputs + n.to(tl.int64) * RUN
+        row = first // 4 * width + n * RUN
         halves = tl.load(packed + row[:, None] + half[None, :], n_mask[:, None], other=0)
         partial = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         zero = tl.full([BLOCK_N, 1], SYMMETRIC, tl.int16)
         for nibble in tl.static_range(4):
             start = first + nibble * RUN
-            group_row = (start // GROUP).to(tl.int64) * outputs
-            group_mask = n_mask & (start < depth)
+            group_row = start // GROUP * width
+            group_mask = n < tl.where(start < depth, outputs, 0)
             if zeros is not None and nibble * RUN % GROUP == 0:
                 zero = tl.load(zeros + group_row + n, group_mask, other=0).to(tl.int16)[:, None]
             if METHOD == "conversion":
@@ -184,7 +187,7 @@ def kernel(
                 scale = tl.load(scales + group_row + n, group_mask, other=0.0).to(tl.float32)
                 acc += partial * scale[:, None]
                 partial = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    target = out + token.to(tl.int64)[None, :] * outputs + n[:, None]
+    target = out + token[None, :] * width + n[:, None]
     tl.store(target, acc.to(KIND), n_mask[:, None] & (token[None, :] < tokens))
 
 
