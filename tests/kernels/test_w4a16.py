@@ -23,7 +23,7 @@ WEIGHTS_A_WORD = 8
 EXECUTE = {
     "mov.b32": lambda kind, a: a,
     "shr.u32": lambda kind, a, count: a >> count,
-    "lop3.b32": lambda kind, a, b, c, table: look_up(a, b, c, int(table)),
+    "lop3.b32": lambda kind, a, b, c, table: look_up(a, b, c, table),
     "sub.f16x2": lambda kind, a, b: in_halves(lambda x, y: x - y, kind, a, b),
     "fma.rn.f16x2": lambda kind, a, b, c: in_halves(lambda x, y, z: x * y + z, kind, a, b, c),
     "fma.rn.bf16x2": lambda kind, a, b, c: in_halves(lambda x, y, z: x * y + z, kind, a, b, c),
@@ -31,7 +31,7 @@ EXECUTE = {
 """What the instructions do to 32 bits, kept in int64. Those of halves are computed exactly in float64, then rounded."""
 
 
-def look_up(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, table: int) -> torch.Tensor:
+def look_up(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """lop3: the table's bit number 4a + 2b + c, for each bit of 32."""
     result = torch.zeros_like(a)
     for bit in range(32):

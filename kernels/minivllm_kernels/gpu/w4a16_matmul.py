@@ -122,7 +122,7 @@ def by_conversion(halves, zero, NIBBLE: tl.constexpr, DOT: tl.constexpr):
 @triton.jit
 def by_magic(halves, zero, NIBBLE: tl.constexpr, KIND: tl.constexpr, DOT: tl.constexpr):
     """The same without a conversion of an integer weight: bits of a number, one 16 bits at a time. v2."""
-    if KIND == tl.bfloat16:
+    if KIND.is_bf16():
         bits = ((halves >> (4 * NIBBLE)) & 0x0F) | 0x4300
         return bits.to(KIND, bitcast=True).to(DOT) - (128 + zero).to(DOT)
     elif NIBBLE % 2 == 0:
@@ -135,16 +135,25 @@ def by_magic(halves, zero, NIBBLE: tl.constexpr, KIND: tl.constexpr, DOT: tl.con
 
 @triton.jit
 def by_lop3(halves, zero, KIND: tl.constexpr):
-    """All four nibbles of each 16 bits, two 16 bits at once."""
-    if KIND == tl.bfloat16:
+    """All four nibbles of each 16 bits, two 16 bits at once: `pack=2` puts two of a thread's into a register."""
+    if KIND.is_bf16():
         added = (-(128 + zero)).to(KIND)
         return tl.inline_asm_elementwise(
-            BRAIN_ASM, CONSTRAINTS, [halves, added, added], (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), True, 2
+            BRAIN_ASM,
+            CONSTRAINTS,
+            [halves, added, added],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
         )
     else:
-        subtracted, added = (1024 + zero).to(KIND), (-(64 + zero)).to(KIND)
         return tl.inline_asm_elementwise(
-            HALF_ASM, CONSTRAINTS, [halves, subtracted, added], (tl.float16, tl.float16, tl.float16, tl.float16), True, 2
+            HALF_ASM,
+            CONSTRAINTS,
+            [halves, (1024 + zero).to(KIND), (-(64 + zero)).to(KIND)],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
         )
 
 
@@ -154,7 +163,8 @@ def kernel(
     GROUP: tl.constexpr, METHOD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """One program BLOCK_N outputs of BLOCK_M tokens. Weights are the left operand, which tensor cores take from registers,
-    where they were made; so the result is transposed. `packed` is seen as 16-bit halves of words, 32 a chunk."""
+    where they were made; so the result is transposed. `packed` is seen as 16-bit halves of words, 32 a chunk. METHOD is
+    how weights are made: "conversion", "magic" or "lop3". DOT is the dtype of what matrix products multiply."""
     KIND: tl.constexpr = x.dtype.element_ty
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     token = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -192,7 +202,10 @@ def kernel(
 
 
 def launch(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor | None, out: Tensor, group_size: int) -> None:
-    """As `ref`. Rows of x may lie apart. Zero points are trusted to be 0 to 15."""
+    """As `ref`. Rows of x may lie apart. Zero points are trusted to be 0 to 15.
+
+    No program shares its sums with another: few tokens and few outputs leave multiprocessors idle.
+    """
     # the interpreter can't run PTX
     run("magic" if triton.knobs.runtime.interpret else "lop3", x, packed, scales, zeros, out, group_size)
 
@@ -264,7 +277,14 @@ TOL = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 def inputs(
-    dtype: torch.dtype, generator: Generator, *, tokens: int, outputs: int, groups: int, group_size: int, with_zeros: bool
+    dtype: torch.dtype,
+    generator: Generator,
+    *,
+    tokens: int,
+    outputs: int,
+    groups: int,
+    group_size: int,
+    with_zeros: bool,
 ) -> dict[str, object]:
     """Sums are about 1, groups' scales are a factor apart. Padding of the last chunk is 15, which no zero point removes."""
     depth = groups * group_size
@@ -286,11 +306,10 @@ def inputs(
 
 def build(kind: tl.dtype, tokens: int, with_zeros: bool, blocks_per_sm: int) -> Build:
     """4096 inputs, 14336 outputs, groups of 128."""
-    short = {"fp16": "fp16", "bf16": "bf16"}[kind.name]
     zeros = {"zeros": "*i8:16"} if with_zeros else {}
     return Build(
-        f"{tokens} by 4096 to 14336, g128{', zeros' if with_zeros else ''}, {short}",
-        {"x": f"*{short}:16", "packed": "*i16:16", "scales": f"*{short}:16", "out": f"*{short}:16"}
+        f"{tokens} by 4096 to 14336, g128{', zeros' if with_zeros else ''}, {kind.name}",
+        {"x": f"*{kind.name}:16", "packed": "*i16:16", "scales": f"*{kind.name}:16", "out": f"*{kind.name}:16"}
         | {"x_stride": "i32:16", "tokens": "i32", "outputs": "i32:16", "depth": "i32:16"}
         | zeros,
         {"GROUP": 128, "METHOD": "lop3", "BLOCK_M": tile_tokens(tokens), "BLOCK_N": BLOCK_N, "DOT": kind}
@@ -298,6 +317,9 @@ def build(kind: tl.dtype, tokens: int, with_zeros: bool, blocks_per_sm: int) -> 
         {"tokens": tokens, "outputs": 14336, "groups": 32, "group_size": 128, "with_zeros": with_zeros},
         blocks_per_sm=blocks_per_sm,
         matrix="wgmma",
+        not_on={
+            75: "it has no bfloat16, and Triton no tensor-core instruction for its float16, whose scalar code takes 255 registers"
+        },
     )
 
 
@@ -309,9 +331,7 @@ AOT = (
 )
 
 
-def bytes_moved(
-    itemsize: int, *, tokens: int, outputs: int, groups: int, group_size: int, with_zeros: bool
-) -> int:
+def bytes_moved(itemsize: int, *, tokens: int, outputs: int, groups: int, group_size: int, with_zeros: bool) -> int:
     """Inputs and outputs, half a byte a weight, a scale a group and its zero point's byte."""
     weights = groups * outputs * (group_size // 2 + itemsize + (1 if with_zeros else 0))
     return weights + tokens * (groups * group_size + outputs) * itemsize
