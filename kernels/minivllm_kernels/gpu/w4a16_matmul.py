@@ -217,8 +217,8 @@ def v1(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor | None, out: Ten
 
 
 def v2(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor | None, out: Tensor, group_size: int) -> None:
-    """Fixes the conversion: a nibble becomes a number by `or`. But registers have 32 bits, and each instruction makes one
-    weight, where `launch` makes two."""
+    """Fixes the conversion: a nibble becomes a number by `or`. But this is said of 16 bits at a time. Compiled for Hopper,
+    most are paired all the same, with moves and permutations of halves; the PTX of `launch` needs none."""
     run("magic", x, packed, scales, zeros, out, group_size)
 
 
