@@ -47,7 +47,8 @@ def load(path: str) -> types.ModuleType:
 def run(kernel: types.ModuleType) -> None:
     """All cases of a kernel, every tensor before a fence."""
     for sizes in kernel.CASES:
-        arguments = kernel.inputs(torch.float32, torch.Generator().manual_seed(0), **sizes)
+        dtype = torch.float32 if torch.float32 in kernel.TOL else torch.float16
+        arguments = kernel.inputs(dtype, torch.Generator().manual_seed(0), **sizes)
         fences = {name: fenced(value) for name, value in arguments.items() if isinstance(value, torch.Tensor)}
         kernel.launch(**arguments | {name: tensor for name, (tensor, _) in fences.items()})
 

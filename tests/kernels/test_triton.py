@@ -92,12 +92,30 @@ FAULTS = {
         ('tl.where(largest == float("-inf"), 0.0, largest)', "largest"),
         ("/ tl.where(total == 0, 1.0, total)\n    tl.store(out", "/ 1.0\n    tl.store(out"),
     ],
+    "w4a16_matmul": [
+        ("halves >> (4 * NIBBLE)", "halves >> (12 - 4 * NIBBLE)"),
+        ("2 * word + nibble // 4", "word + 16 * (nibble // 4)"),
+        ("if zeros is not None and", "if False and"),
+        ("(64 + zero).to(DOT)", "(64 + 0 * zero).to(DOT)"),
+        ("* 0.0625", "* 0.125"),
+        ("group_row = start // GROUP", "group_row = first // GROUP"),
+        ("tl.where(start < depth, outputs, 0)", "outputs"),
+        ("& (k < depth)", "& (k < depth + 1)"),
+        ("partial * scale[:, None]\n                partial = ", "partial * scale[:, None]\n                unused = "),
+        ("n_mask[:, None] & (token[None, :] <", "(n <= outputs)[:, None] & (token[None, :] <"),
+        ("(token[None, :] < tokens)", "(token[None, :] <= tokens)"),
+    ],
 }
 """What a kernel might say by mistake, and must then fail: (right, wrong)."""
 
 
 def fresh(kernel: types.ModuleType, dtype: torch.dtype, sizes: dict, seed: int = 0) -> Arguments:
     return kernel.inputs(dtype, torch.Generator().manual_seed(seed), **sizes)
+
+
+def finest(kernel: types.ModuleType) -> torch.dtype:
+    """The dtype of most bits of those a kernel has."""
+    return torch.float32 if torch.float32 in kernel.TOL else torch.float16
 
 
 def tensors(arguments: Arguments) -> dict[str, torch.Tensor]:
@@ -250,7 +268,7 @@ def raises_naming(arguments: str, what: str) -> Iterator[None]:
 @every_kernel
 def test_a_wrong_tensor_is_refused_by_name_before_anything_is_written(name):
     kernel = KERNELS[name]
-    dtype = torch.float32
+    dtype = finest(kernel)
     right = fresh(kernel, dtype, kernel.CASES[0])
     for argument, tensor in tensors(right).items():
         for what, wrong in wrong_tensors(kernel, argument, tensor):
@@ -276,10 +294,13 @@ def test_a_wrong_tensor_is_refused_by_name_before_anything_is_written(name):
         ("paged_decode_splitkv", "block_size", 7),
         ("paged_decode_splitkv", "splits", 0),
         ("paged_decode_splitkv", "splits", 65),
+        ("w4a16_matmul", "group_size", 0),
+        ("w4a16_matmul", "group_size", 16),
+        ("w4a16_matmul", "group_size", 64),
     ],
 )
 def test_a_wrong_number_is_refused_by_name(name, argument, value):
-    arguments = fresh(KERNELS[name], torch.float32, KERNELS[name].CASES[0])
+    arguments = fresh(KERNELS[name], finest(KERNELS[name]), KERNELS[name].CASES[0])
     with pytest.raises(ValueError, match=rf"^{argument}: "):
         KERNELS[name].launch(**arguments | {argument: value})
 
@@ -301,7 +322,7 @@ def mutant(kernel: types.ModuleType, right: str, wrong: str, folder) -> types.Mo
 def test_a_fault_is_caught_by_the_cases(name, right, wrong, tmp_path):
     faulty = mutant(KERNELS[name], right, wrong, tmp_path)
     with pytest.raises(AssertionError):
-        prove_cases(faulty, torch.float32)
+        prove_cases(faulty, finest(faulty))
 
 
 def at_the_end_of_memory(*files: str) -> subprocess.CompletedProcess:
