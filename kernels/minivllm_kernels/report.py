@@ -2,7 +2,8 @@
 
 Every `AOT` entry of every kernel is compiled for Hopper, and held to what it promises: nothing spilled, 128-bit loads
 where memory is the limit, tensor cores where there are matrix products, and as many thread blocks on a streaming
-multiprocessor as hiding memory's latency takes. The times are rooflines: what bytes and FLOPs take at a card's peak, so a
+multiprocessor as hiding memory's latency takes. Loads and products are read from PTX, and the machine code that the
+assembler made of it (SASS) must have the same. The times are rooflines: what bytes and FLOPs take at a card's peak, so a
 measured time is never less. Then the same for the cards that students have. Exit status 1 if a promise is broken.
 """
 
@@ -77,6 +78,8 @@ class Facts:
     load_bits: int
     matrix: str
     blocks: int
+    disagreements: tuple[str, ...] = ()
+    """What machine code has that PTX doesn't say; looked for on Hopper only, as disassembling takes longer than compiling."""
 
 
 def compile_for(kernel: ModuleType, build: Build, capability: int) -> CompiledKernel:
@@ -91,14 +94,18 @@ def compile_for(kernel: ModuleType, build: Build, capability: int) -> CompiledKe
     return triton.compile(source, GPUTarget("cuda", capability, WARP), options)
 
 
-def resources(binary: bytes) -> tuple[int, int]:
-    """Registers a thread of a compiled kernel has, and bytes of stack: what didn't fit in registers is spilled there."""
+def dump(binary: bytes, what: str) -> str:
+    """What `cuobjdump` says of a compiled kernel: its "resource-usage", or "sass", its machine code."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    ((registers, stack),) = re.findall(r"REG:(\d+) STACK:(\d+)", said)
+        command = [triton.knobs.nvidia.cuobjdump.path, f"--dump-{what}", file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def resources(binary: bytes) -> tuple[int, int]:
+    """Registers a thread of a compiled kernel has, and bytes of stack: what didn't fit in registers is spilled there."""
+    ((registers, stack),) = re.findall(r"REG:(\d+) STACK:(\d+)", dump(binary, "resource-usage"))
     return int(registers), int(stack)
 
 
@@ -106,8 +113,10 @@ def widest_load(ptx: str) -> int:
     """Bits of the widest load from global memory in PTX, into registers or straight into shared memory."""
     vectors = re.findall(r"ld\.global[\w.:]*?(?:\.v(\d))?\.[a-z](\d+)", ptx)
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global.*?, (0x\w+|\d+)", ptx)
+    bulk = [WIDE] if re.search(r"cp\.async\.bulk[\w.]*\.shared::\w+\.global", ptx) else []
     return max(
-        [int(count or 1) * int(bits) for count, bits in vectors] + [8 * int(size, 0) for size in copies], default=0
+        [int(count or 1) * int(bits) for count, bits in vectors] + [8 * int(size, 0) for size in copies] + bulk,
+        default=0,
     )
 
 
@@ -115,6 +124,34 @@ def matrix_instruction(ptx: str) -> str:
     """The tensor-core instruction that PTX uses, or "-"."""
     found = re.search(r"wgmma\.mma_async|mma\.sync", ptx)
     return found[0].split(".")[0] if found else "-"
+
+
+def widest_load_in_sass(sass: str) -> int:
+    """As `widest_load`, of machine code: LDG loads registers, LDGSTS shared memory, UTMALDG and UBLKCP whole tiles of it."""
+    loads = re.findall(r"\bLDG(?:STS)?\b(?:[\w.]*?\.[US]?(8|16|64|128)\b)?", sass)
+    widths = [int(width or 32) for width in loads]
+    return max(widths + ([WIDE] if re.search(r"\bU(TMALDG|BLKCP)\b", sass) else []), default=0)
+
+
+def matrix_instruction_in_sass(sass: str) -> str:
+    """As `matrix_instruction`, of machine code: a warp group's products are HGMMA (of integers IGMMA), a warp's HMMA."""
+    found = re.search(r"\b[HIQD](G?)MMA\b", sass)
+    return "-" if not found else "wgmma" if found[1] else "mma"
+
+
+def disagreements(ptx: str, sass: str) -> tuple[str, ...]:
+    """What machine code does otherwise than its PTX, in words: loads, matrix products, use of local memory."""
+    loads, matrix = widest_load_in_sass(sass), matrix_instruction_in_sass(sass)
+    local = len(re.findall(r"\b(?:LDL|STL)\b", sass))
+    return (
+        *(
+            [f"its widest load has {loads} bits in SASS, {widest_load(ptx)} in PTX"]
+            if loads != widest_load(ptx)
+            else []
+        ),
+        *([f"it multiplies with {matrix} in SASS"] if matrix != matrix_instruction(ptx) else []),
+        *([f"{local} instructions use local memory"] if local else []),
+    )
 
 
 def blocks_that_fit(chip: Multiprocessor, registers: int, shared: int, num_warps: int) -> int:
@@ -130,15 +167,16 @@ def blocks_that_fit(chip: Multiprocessor, registers: int, shared: int, num_warps
 def facts(kernel: ModuleType, build: Build, capability: int) -> Facts:
     """Compile a build and read what came of it."""
     compiled = compile_for(kernel, build, capability)
-    ptx, shared = compiled.asm["ptx"], compiled.metadata.shared
-    registers, spilled = resources(compiled.asm["cubin"])
+    ptx, shared, binary = compiled.asm["ptx"], compiled.metadata.shared, compiled.asm["cubin"]
+    registers, spilled = resources(binary)
+    unsaid = disagreements(ptx, dump(binary, "sass")) if capability == HOPPER else ()
     fit = blocks_that_fit(MULTIPROCESSORS[capability], registers, shared, build.num_warps)
-    return Facts(registers, spilled, shared, widest_load(ptx), matrix_instruction(ptx), fit)
+    return Facts(registers, spilled, shared, widest_load(ptx), matrix_instruction(ptx), fit, unsaid)
 
 
 def broken_promises(build: Build, found: Facts) -> list[str]:
     """What a build promised for Hopper and didn't keep, in words."""
-    broken = []
+    broken = list(found.disagreements)
     if found.spilled:
         broken.append(f"spills {found.spilled} bytes of registers")
     if build.wide_loads and found.load_bits < WIDE:

@@ -38,6 +38,7 @@ def test_every_build_keeps_its_promises():
         ({"blocks": 3}, "3 blocks fit"),
         ({"matrix": "-"}, "instruction is -, not mma"),
         ({"matrix": "wgmma"}, "is wgmma, not mma"),
+        ({"disagreements": ("it multiplies with - in SASS",)}, "multiplies with - in SASS"),
     ],
 )
 def test_a_broken_promise_is_named(change, said):
@@ -58,6 +59,39 @@ def test_a_broken_promise_is_named(change, said):
 )
 def test_the_widest_load_is_read_from_ptx(ptx, bits):
     assert report.widest_load(ptx) == bits
+
+
+@pytest.mark.parametrize(
+    ("sass", "bits"),
+    [
+        ("@P0 LDG.E.128 R4, desc[UR4][R2.64] ;", 128),
+        ("LDG.E.LTC128B.64 R4, desc[UR4][R2.64] ;", 64),
+        ("LDG.E R4, desc[UR4][R2.64] ;", 32),
+        ("LDG.E.U8 R4, desc[UR4][R2.64] ;", 8),
+        ("LDGSTS.E.BYPASS.128 [R9], desc[UR4][R2.64] ;", 128),
+        ("UTMALDG.2D [UR8], [UR4] ;", 128),
+        ("LDS.128 R4, [R2] ; STG.E.128 desc[UR4][R2.64], R4 ;", 0),
+    ],
+)
+def test_the_widest_load_is_read_from_machine_code(sass, bits):
+    assert report.widest_load_in_sass(sass) == bits
+
+
+@pytest.mark.parametrize(
+    ("sass", "said"),
+    [
+        ("LDG.E.128 R4, [R2] ; HMMA.16816.F32.BF16 R4, R8, R2, R4 ;", []),
+        ("LDG.E.64 R4, [R2] ; HMMA.16816.F32.BF16 R4, R8, R2, R4 ;", ["64 bits in SASS, 128 in PTX"]),
+        ("LDG.E.128 R4, [R2] ; HGMMA.64x64x16.F32.BF16 R4, gdesc[UR4], R4 ;", ["wgmma in SASS"]),
+        ("LDG.E.128 R4, [R2] ; FFMA R4, R8, R2, R4 ;", ["multiplies with - in SASS"]),
+        ("LDG.E.128 R4, [R2] ; HMMA.16816.F32 R4, R8, R2, R4 ; STL [R1], R4 ;", ["1 instructions use local"]),
+    ],
+)
+def test_machine_code_that_does_otherwise_than_its_ptx_is_named(sass, said):
+    ptx = "ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [ %rd1 + 0 ]; mma.sync.aligned.m16n8k16"
+    found = report.disagreements(ptx, sass)
+    assert len(found) == len(said)
+    assert all(part in whole for part, whole in zip(said, found, strict=True))
 
 
 def test_blocks_that_fit_are_limited_by_whatever_runs_out_first():

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Generator, Tensor
 
-from minivllm_kernels.gpu.form import Build, check, check_device, check_dtype, check_rank, power_of_2
+from minivllm_kernels.gpu.form import Build, Timed, check, check_device, check_dtype, check_rank, power_of_2
 
 WORD = 32
 MAX_WORDS = 128
@@ -93,3 +93,6 @@ def bytes_moved(itemsize: int, *, masks: int, vocab: int, **_: int) -> int:
 def flops(**_: int) -> int:
     """It computes nothing."""
     return 0
+
+
+BENCH = (Timed("1024 rows of 128256, float32", {"batch": 1024, "masks": 1024, "vocab": 128256}, dtype=torch.float32),)

@@ -7,12 +7,14 @@ Kwon et al., "PagedAttention", 2023, section 4.4.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 from torch import Generator, Tensor
 
-from minivllm_kernels.gpu.form import Build, check, check_device, check_dtype, check_rank, power_of_2
+from minivllm_kernels.gpu.form import Build, Timed, check, check_device, check_dtype, check_rank, power_of_2
 
 MAX_TILE = 2048
 
@@ -71,13 +73,15 @@ TOL = {torch.bfloat16: 0.0, torch.float16: 0.0, torch.float32: 0.0, torch.int8: 
 
 
 def inputs(
-    dtype: torch.dtype, generator: Generator, *, pairs: int, kv_heads: int, dim: int, block_size: int, blocks: int
-) -> dict[str, object]:
-    """Blocks that aren't copied hold NaN; two pairs may share a source."""
+    dtype: torch.dtype, generator: Generator, *, pairs: int, kv_heads: int, dim: int, block_size: int, blocks: int,
+    shared: bool = True,
+) -> dict[str, object]:  # fmt: skip
+    """Blocks that aren't copied hold NaN; two pairs may share a source, or none do."""
     blank = float("nan") if dtype.is_floating_point else 99
     cache = torch.full((2 * kv_heads, blocks, block_size, dim), blank, dtype=dtype)
     order = torch.randperm(blocks, generator=generator)
-    sources = order[pairs:][torch.randint(blocks - pairs, (pairs,), generator=generator)]
+    any_others = torch.randint(blocks - pairs, (pairs,), generator=generator)
+    sources = order[pairs:][any_others if shared else slice(pairs)]
     content = 8 * torch.randn(2 * kv_heads, blocks, block_size, dim, generator=generator)
     cache[:, sources] = content.to(dtype)[:, sources]
     cache = cache.view(2 * kv_heads, blocks * block_size, dim)
@@ -103,3 +107,23 @@ def bytes_moved(itemsize: int, *, pairs: int, kv_heads: int, dim: int, block_siz
 def flops(**_: int) -> int:
     """It only moves."""
     return 0
+
+
+BENCH = (
+    Timed(
+        "8192 blocks of 16, 8 KV heads of 128, bf16",
+        {"pairs": 8192, "kv_heads": 8, "dim": 128, "block_size": 16, "blocks": 16384, "shared": False},
+        goal=0.8,
+    ),
+)
+
+
+def torch_op(cache: Tensor, sources: Tensor, destinations: Tensor, block_size: int) -> Callable[[], Tensor]:
+    """Gather, then `index_copy_`: blocks are written and read once more in between."""
+    blocks = cache.unflatten(1, (-1, block_size))
+
+    def copy() -> Tensor:
+        blocks.index_copy_(1, destinations, blocks.index_select(1, sources))
+        return cache
+
+    return copy

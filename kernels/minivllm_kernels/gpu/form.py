@@ -9,7 +9,12 @@ arguments and the effect of `launch`, whose docstrings say what each rung fixes 
 `FREE`, (argument, dimension) whose size nothing else fixes; `inputs(dtype, generator, **sizes)`, arguments of those sizes;
 `TOL`, by dtype the largest difference from `ref`, relative and absolute;
 `AOT`, what's compiled ahead of time and what must hold for the result;
-`bytes_moved(itemsize, **sizes)` and `flops(**sizes)`, what the job needs however it's done.
+`bytes_moved(itemsize, **sizes)` and `flops(**sizes)`, what the job needs however it's done;
+`BENCH`, what `minivllm_kernels.bench` times on a GPU, the ladder at the first entry only;
+`torch_op(...)`, only where torch has operators for the job: takes the arguments of `ref`, prepares what isn't timed, and
+returns the function that is, whose result is what `ref` leaves in the last of `WRITES`.
+
+`inputs` makes tensors on the default device, without saying `device`: those of `BENCH` are made on the GPU.
 
 `launch` refuses a wrong argument with `ValueError`, naming it, before anything is written. What is inside index tensors
 is trusted: reading it would make the CPU wait for the GPU.
@@ -21,6 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor, device, dtype
@@ -52,6 +58,22 @@ class Build:
     builds of the others have no `sizes`."""
     not_on: Mapping[int, str] = field(default_factory=dict)
     """Compute capabilities it isn't compiled for, and why."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Sizes to time a kernel at: all of `inputs`, as counted by `bytes_moved` and `flops`, and large enough that the
+    level-2 cache (50 MB on Hopper) holds a small part of what's moved.
+
+    `goal` is the share of a ceiling to reach, None if nothing is promised; `ceiling` is "copy", bytes/s that a large copy
+    reads and writes, or "matmul", FLOP/s of a large matrix product in bfloat16.
+    """
+
+    label: str
+    sizes: Mapping[str, Any]
+    goal: float | None = None
+    ceiling: str = "copy"
+    dtype: dtype = torch.bfloat16
 
 
 def power_of_2(n: int) -> int:

@@ -11,13 +11,15 @@ al., "PagedAttention", 2023; Ainslie et al., "GQA", 2023.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Generator, Tensor
 
-from minivllm_kernels.gpu.form import Build, check, check_device, check_dtype, check_rank, dot_dtype, power_of_2
+from minivllm_kernels.gpu.form import Build, Timed, check, check_device, check_dtype, check_rank, dot_dtype, power_of_2
 
 MIN_DOT = 16
 """Triton's matrix products have no smaller dimension."""
@@ -333,13 +335,13 @@ TOL = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 
 def inputs(
     dtype: torch.dtype, generator: Generator, *, rows: int, kv_heads: int, group: int, dim: int, block_size: int,
-    longest: int, window: int | None,
+    longest: int, window: int | None, ragged: bool = True,
 ) -> dict[str, object]:  # fmt: skip
-    """The first row is the longest, a last one of several is padding. Pages are permuted; slots that no row uses hold NaN,
+    """`ragged`: the first row is the longest, a last one of several is padding; else all are as long. Pages are permuted; slots that no row uses hold NaN,
     and so do the pages that unused entries of tables point to."""
-    lengths = torch.randint(1, longest + 1, (rows,), generator=generator)
+    lengths = torch.randint(1 if ragged else longest, longest + 1, (rows,), generator=generator)
     lengths[:1] = longest
-    if rows > 2:
+    if ragged and rows > 2:
         lengths[-1] = 0
     width = -(-longest // block_size) + 1
     pages = torch.randperm(rows * width + 1, generator=generator)
@@ -395,3 +397,32 @@ def bytes_moved(
 def flops(*, rows: int, kv_heads: int, group: int, dim: int, longest: int, window: int | None, **_: int) -> int:
     """Two matrix products, a multiplication and an addition an element."""
     return 4 * rows * kv_heads * group * dim * min(longest, window or longest)
+
+
+def timed(rows: int, longest: int, kv_heads: int, group: int, dim: int, goal: float | None = 0.8) -> Timed:
+    """Rows of one length, in blocks of 16."""
+    return Timed(
+        f"{rows} rows of {longest}, {kv_heads * group} heads of {dim} on {kv_heads}, bf16",
+        {"rows": rows, "longest": longest, "kv_heads": kv_heads, "group": group, "dim": dim}
+        | {"block_size": 16, "window": None, "ragged": False},
+        goal,
+    )
+
+
+# few rows leave most of the GPU without a program: nothing is promised for them
+BENCH = (
+    timed(64, 4096, 8, 4, 128), timed(64, 4096, 3, 3, 64), timed(64, 4096, 8, 2, 256), timed(4, 32768, 8, 4, 128, None),
+)  # fmt: skip
+
+
+def torch_op(
+    q: Tensor, cache: Tensor, tables: Tensor, lengths: Tensor, out: Tensor, block_size: int, window: int | None = None
+) -> Callable[[], Tensor]:
+    """torch's attention, over K and V that lie in one piece: gathering them isn't timed."""
+    past = torch.arange(int(lengths.max()) if len(lengths) else 0, device=q.device)
+    seen = (past < lengths[:, None]) & (past >= lengths[:, None] - (window or len(past)))
+    slots = tables[:, past // block_size] * block_size + past % block_size
+    k, v = cache[:, slots].transpose(0, 1).nan_to_num().chunk(2, 1)
+    mask = None if seen.all() else seen[:, None, None]
+    query = q[:, :, None]
+    return lambda: F.scaled_dot_product_attention(query, k, v, mask, enable_gqa=True)[:, :, 0]

@@ -8,13 +8,15 @@ written once; fused, it's read once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Generator, Tensor
 
-from minivllm_kernels.gpu.form import Build, check, check_device, check_dtype, check_rank, power_of_2
+from minivllm_kernels.gpu.form import Build, Timed, check, check_device, check_dtype, check_rank, power_of_2
 
 MAX_SIZE = 16384
 """A row is held in registers, so that it's read once."""
@@ -110,3 +112,25 @@ def bytes_moved(itemsize: int, *, tokens: int, size: int, add: bool, wide: bool)
 def flops(*, tokens: int, size: int, add: bool, **_: int) -> int:
     """Square, sum, scale and weight an element; and add."""
     return tokens * size * (4 + add)
+
+
+BENCH = (
+    Timed(
+        "add and norm, 16384 x 4096, residual fp32, bf16",
+        {"tokens": 16384, "size": 4096, "add": True, "wide": True},
+        goal=0.85,
+    ),
+    Timed("norm, 65536 x 4096, bf16", {"tokens": 65536, "size": 4096, "add": False, "wide": False}, goal=0.85),
+)
+
+
+def torch_op(x: Tensor, update: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> Callable[[], Tensor]:
+    """Addition, then torch's RMSNorm in the dtype of the residual stream."""
+    wide = weight.to(x.dtype)
+
+    def norm() -> Tensor:
+        if update is not None:
+            x.add_(update)
+        return F.rms_norm(x, x.shape[-1:], wide, eps).to(out.dtype)
+
+    return norm

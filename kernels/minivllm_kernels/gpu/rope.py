@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Generator, Tensor
 
-from minivllm_kernels.gpu.form import Build, check, check_device, check_dtype, check_rank, power_of_2
+from minivllm_kernels.gpu.form import Build, Timed, check, check_device, check_dtype, check_rank, power_of_2
 
 
 def ref(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
@@ -115,3 +115,6 @@ def bytes_moved(itemsize: int, *, tokens: int, heads: int, dim: int, **_: int) -
 def flops(*, tokens: int, heads: int, dim: int, **_: int) -> int:
     """Four products and two additions a pair."""
     return 3 * tokens * heads * dim
+
+
+BENCH = tuple(Timed(f"65536 tokens, {build.label}", {**build.sizes, "tokens": 65536}) for build in AOT)

@@ -5,13 +5,15 @@ Shazeer, "GLU Variants Improve Transformer", 2020.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Generator, Tensor
 
-from minivllm_kernels.gpu.form import Build, check, check_device, check_dtype, check_rank, power_of_2
+from minivllm_kernels.gpu.form import Build, Timed, check, check_device, check_dtype, check_rank, power_of_2
 
 MAX_TILE = 1024
 
@@ -81,3 +83,12 @@ def bytes_moved(itemsize: int, *, tokens: int, inner: int) -> int:
 def flops(*, tokens: int, inner: int) -> int:
     """Exponential, addition, division and product an element."""
     return 4 * tokens * inner
+
+
+BENCH = (Timed("16384 tokens, inner size 14336, bf16", {"tokens": 16384, "inner": 14336}, goal=0.85),)
+
+
+def torch_op(gate_up: Tensor, out: Tensor) -> Callable[[], Tensor]:
+    """Two operators: the product of the gate's activation is written and read in between."""
+    gate, up = gate_up.chunk(2, -1)
+    return lambda: torch.mul(F.silu(gate), up, out=out)
