@@ -10,7 +10,9 @@ Dao, Haziza, Massa and Sizov, "Flash-Decoding for long-context inference", 2023;
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -143,7 +145,7 @@ FREE = paged_decode.FREE
 TOL = paged_decode.TOL
 
 
-def inputs(dtype: torch.dtype, generator: Generator, *, splits: int | None, **sizes: int) -> dict[str, object]:
+def inputs(dtype: torch.dtype, generator: Generator, *, splits: int | None, **sizes: Any) -> dict[str, object]:
     """As `paged_decode.inputs`."""
     return paged_decode.inputs(dtype, generator, **sizes) | {"splits": splits}
 
@@ -190,3 +192,14 @@ def bytes_moved(itemsize: int, *, splits: int | None = None, **sizes: int) -> in
 def flops(*, splits: int | None = None, **sizes: int) -> int:
     """Those of `paged_decode`."""
     return paged_decode.flops(**sizes)
+
+
+BENCH = tuple(replace(timed, sizes={**timed.sizes, "splits": None}, goal=0.8) for timed in paged_decode.BENCH)
+
+
+def torch_op(
+    q: Tensor, cache: Tensor, tables: Tensor, lengths: Tensor, out: Tensor, block_size: int, window: int | None = None,
+    splits: int | None = None,
+) -> Callable[[], Tensor]:  # fmt: skip
+    """As `paged_decode`'s."""
+    return paged_decode.torch_op(q, cache, tables, lengths, out, block_size, window)

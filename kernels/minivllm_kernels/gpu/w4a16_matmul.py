@@ -20,12 +20,14 @@ Frantar et al., "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on L
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 from torch import Generator, Tensor
 
-from minivllm_kernels.gpu.form import Build, check, check_device, check_dtype, check_rank, dot_dtype
+from minivllm_kernels.gpu.form import Build, Timed, check, check_device, check_dtype, check_rank, dot_dtype
 
 CHUNK = 128
 """Weights of a row that are packed together."""
@@ -48,7 +50,7 @@ def order() -> Tensor:
 def pack(weights: Tensor) -> Tensor:
     """Integers [N, K] from 0 to 15, of any integer dtype -> int32 [ceil(K / 128), N, 16]. Padding is zero."""
     rows, depth = weights.shape
-    if weights.numel() and not 0 <= int(weights.min()) <= int(weights.max()) <= 15:
+    if weights.numel() and not weights.is_meta and not 0 <= int(weights.min()) <= int(weights.max()) <= 15:
         raise ValueError(f"weights: {int(weights.min())} to {int(weights.max())} don't fit in 4 bits, must be 0 to 15")
     padded = torch.nn.functional.pad(weights.long(), (0, -depth % CHUNK))
     nibbles = padded.view(rows, -1, CHUNK)[:, :, order().to(weights.device)]
@@ -68,10 +70,14 @@ def unpack(packed: Tensor, depth: int) -> Tensor:
 def ref(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor | None, out: Tensor, group_size: int) -> None:
     """x [M, K]; packed int32 [ceil(K / 128), N, 16] as `pack` makes it; scales [K / group_size, N]; zeros int8 of the same
     shape, or None: 8; out [M, N]. Computed in float32."""
-    weights = unpack(packed, x.shape[1]).float()
+    out.copy_(x.float() @ dequantise(packed, scales, zeros, group_size, x.shape[1]).T)
+
+
+def dequantise(packed: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int, depth: int) -> Tensor:
+    """The weights as they are meant, float32 [N, K]."""
     zero = torch.full_like(scales, SYMMETRIC.value) if zeros is None else zeros
-    each = (zero.float().T.repeat_interleave(group_size, 1), scales.float().T.repeat_interleave(group_size, 1))
-    out.copy_(x.float() @ ((weights - each[0]) * each[1]).T)
+    zero_of, scale_of = (each.float().T.repeat_interleave(group_size, 1) for each in (zero, scales))
+    return (unpack(packed, depth).float() - zero_of) * scale_of
 
 
 HALF_PTX = """{
@@ -288,15 +294,16 @@ def inputs(
 ) -> dict[str, object]:
     """Sums are about 1, groups' scales are a factor apart. Padding of the last chunk is 15, which no zero point removes."""
     depth = groups * group_size
-    padded = torch.randint(0, 16, (outputs, depth + -depth % CHUNK), generator=generator)
-    padded[:, depth:] = 15
+    chunks = -(-depth // CHUNK)
+    words = torch.randint(-(2**31), 2**31, (chunks, outputs, WORDS), generator=generator).to(torch.int32)
+    padding = pack(15 * (torch.arange(chunks * CHUNK) >= depth).int()[None])
     x = torch.randn(tokens, depth + 8, generator=generator).to(dtype)
     scales = (0.5 + torch.rand(groups, outputs, generator=generator)) / (4 * depth**0.5)
     zeros = torch.randint(0, 16, (groups, outputs), generator=generator).to(torch.int8)
     x[:, depth:] = float("nan")
     return {
         "x": x[:, :depth],
-        "packed": pack(padded),
+        "packed": words | padding,
         "scales": scales.to(dtype),
         "zeros": zeros if with_zeros else None,
         "out": torch.full((tokens, outputs), float("nan"), dtype=dtype),
@@ -340,3 +347,30 @@ def bytes_moved(itemsize: int, *, tokens: int, outputs: int, groups: int, group_
 def flops(*, tokens: int, outputs: int, groups: int, group_size: int, **_: bool) -> int:
     """A multiplication and an addition a weight and token."""
     return 2 * tokens * outputs * groups * group_size
+
+
+def timed(tokens: int, dtype: torch.dtype, with_zeros: bool, goal: float | None, ceiling: str = "copy") -> Timed:
+    """Gate and up of a 70B model: 8192 inputs, 57344 outputs, groups of 128."""
+    return Timed(
+        f"{tokens} by 8192 to 57344, g128{', zeros' if with_zeros else ''}, {str(dtype).removeprefix('torch.')}",
+        {"tokens": tokens, "outputs": 57344, "groups": 64, "group_size": 128, "with_zeros": with_zeros},
+        goal,
+        ceiling,
+        dtype,
+    )
+
+
+BENCH = (
+    timed(16, torch.float16, with_zeros=False, goal=0.7),
+    timed(1, torch.float16, with_zeros=False, goal=0.7),
+    timed(16, torch.bfloat16, with_zeros=True, goal=0.7),
+    timed(512, torch.float16, with_zeros=False, goal=None, ceiling="matmul"),
+)
+
+
+def torch_op(
+    x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor | None, out: Tensor, group_size: int
+) -> Callable[[], Tensor]:
+    """torch's product with the same weights in x's dtype: four times the bytes. Making them isn't timed."""
+    wide = dequantise(packed, scales, zeros, group_size, x.shape[1]).to(x.dtype)
+    return lambda: x @ wide.T
