@@ -79,6 +79,22 @@ FAULTS = {
         ("kv_head * GROUP + in_group", "kv_head + in_group * KV_HEADS"),
         ("position // BLOCK_SIZE, live", "start // BLOCK_SIZE + 0 * position, live"),
     ],
+    "paged_prefill": [
+        ("(position[None, :] <= at[:, None])", "(position[None, :] < at[:, None])"),
+        ("(position[None, :] <= at[:, None])", "(position[None, :] <= at[:, None] + 1)"),
+        ("> at[:, None] - window)", ">= at[:, None] - window)"),
+        ("(position < stop)", "(position <= stop)"),
+        ('tl.where(seen & live[None, :], scores, float("-inf"))', "scores"),
+        ("acc * rescale[:, None]", "acc"),
+        ("total * rescale +", "total +"),
+        ("edge = (lowest + 1)", "edge = (lowest + TILE)"),
+        ("(stop - window + TILE - 1, 0)", "(stop - window, 0)"),
+        ("tl.maximum(inner, edge), stop,", "edge, stop,"),
+        ("kv_head = head // (HEADS // KV_HEADS)", "kv_head = head % KV_HEADS"),
+        ("table = tables + row * table_stride", "table = tables"),
+        ("(first_query + in_tile < count)", "(first_query + in_tile <= count)"),
+        ("[BLOCK_M], -1e30,", '[BLOCK_M], float("-inf"),'),
+    ],
 }
 """What a kernel might say by mistake, and must then fail: (right, wrong)."""
 
@@ -220,6 +236,10 @@ def test_a_wrong_tensor_is_refused_by_name_before_anything_is_written(name):
         ("paged_decode", "block_size", 0),
         ("paged_decode", "block_size", 7),
         ("paged_decode", "window", 0),
+        ("paged_prefill", "block_size", 7),
+        ("paged_prefill", "window", 0),
+        ("paged_prefill", "longest", -1),
+        ("paged_prefill", "longest", 1000),
     ],
 )
 def test_a_wrong_number_is_refused_by_name(name, argument, value):
