@@ -161,7 +161,7 @@ def builds() -> Iterator[tuple[str, ModuleType, Build]]:
 
 
 HEAD = (
-    f"{'kernel':14}{'sizes':46}{'regs':>5}{'spill':>6}{'shared':>7}{'load':>5}{'matrix':>7}{'blocks/SM':>10}"
+    f"{'kernel':18}{'sizes':46}{'regs':>5}{'spill':>6}{'shared':>7}{'load':>5}{'matrix':>7}{'blocks/SM':>10}"
     f"{'warps':>6}{'MB':>9}{'GFLOP':>8}{'H100 us':>9}{'H200 us':>9}"
 )
 
@@ -172,7 +172,7 @@ def row(name: str, kernel: ModuleType, build: Build, found: Facts) -> str:
     times = "".join(f"{1e6 * roofline(card, build, moved, flops):9.1f}" for card in CARDS.values())
     occupancy = found.blocks * build.num_warps / MULTIPROCESSORS[HOPPER].warps
     return (
-        f"{name:14}{build.label:46}{found.registers:5}{found.spilled:6}{found.shared:7}{found.load_bits:5}{found.matrix:>7}"
+        f"{name:18}{build.label:46}{found.registers:5}{found.spilled:6}{found.shared:7}{found.load_bits:5}{found.matrix:>7}"
         f"{f'{found.blocks} (>={build.blocks_per_sm})':>10}{occupancy:6.0%}{moved / 1e6:9.1f}{flops / 1e9:8.2f}{times}"
     )
 
@@ -199,10 +199,10 @@ def print_hopper() -> list[str]:
 
 def print_others() -> None:
     """Print what the builds compile to for other cards, and why not where they aren't compiled."""
-    print(f"\n{'kernel':14}{'sizes':46}" + "".join(f"{f'sm_{c} ({name})':24}" for c, name in OTHERS.items()))
+    print(f"\n{'kernel':18}{'sizes':46}" + "".join(f"{f'sm_{c} ({name})':24}" for c, name in OTHERS.items()))
     reasons: dict[tuple[str, int], str] = {}
     for name, kernel, build in builds():
-        print(f"{name:14}{build.label:46}" + "".join(f"{elsewhere(kernel, build, c):24}" for c in OTHERS))
+        print(f"{name:18}{build.label:46}" + "".join(f"{elsewhere(kernel, build, c):24}" for c in OTHERS))
         reasons |= {(name, capability): why for capability, why in build.not_on.items()}
     for (name, capability), why in reasons.items():
         print(f"\n{name}, not on sm_{capability}: {why}")
