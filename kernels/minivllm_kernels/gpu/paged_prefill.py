@@ -187,7 +187,9 @@ def one_query(
     at = tl.load(lengths + row).to(tl.int32) - count + tl.program_id(1)
     element = tl.arange(0, BLOCK_D)
     query = tl.load(q + token * q_stride + head * DIM + element, element < DIM, other=0.0).to(tl.float32)
-    k_plane = cache + head // (HEADS // KV_HEADS) * plane_stride
+    kv_head = head // (HEADS // KV_HEADS)
+    k_plane = cache + kv_head * plane_stride
+    v_plane = cache + (KV_HEADS + kv_head) * plane_stride
     first = tl.maximum(at - window + 1, 0)
     largest = at * 0.0 - 1e30
     total = at * 0.0
@@ -203,12 +205,11 @@ def one_query(
         new_largest = tl.maximum(largest, tl.max(scores, 0))
         weights = tl.exp2(scores - new_largest)
         rescale = tl.exp2(largest - new_largest)
-        v = tl.load(k_plane + KV_HEADS * plane_stride.to(tl.int64) + tile, mask, other=0.0).to(tl.float32)
+        v = tl.load(v_plane + tile, mask, other=0.0).to(tl.float32)
         acc = acc * rescale + tl.sum(weights[:, None] * v, 0)
         total = total * rescale + tl.sum(weights, 0)
         largest = new_largest
-    target = out + (token * HEADS + head) * DIM + element
-    tl.store(target, (acc / total).to(out.dtype.element_ty), element < DIM)
+    tl.store(out + (token * HEADS + head) * DIM + element, (acc / total).to(out.dtype.element_ty), element < DIM)
 
 
 def launch(
@@ -356,10 +357,11 @@ def inputs(
     # scores far enough from zero that a tile's largest matters
     q = (4 * torch.randn(tokens, heads + 2, dim, generator=generator)).to(dtype)
     q[-2:] = float("nan")
-    arguments = {"q": q[:, 2:], "cache": cache.view(2 * kv_heads, -1, dim), "tables": tables, "lengths": lengths}
     out = torch.full((tokens, heads, dim), 7.0, dtype=dtype)
-    arguments |= {"starts": starts, "out": out, "block_size": block_size, "window": window}
-    return arguments | {"longest": new if rows else 0}
+    return {
+        "q": q[:, 2:], "cache": cache.view(2 * kv_heads, -1, dim), "tables": tables, "lengths": lengths,
+        "starts": starts, "out": out, "block_size": block_size, "longest": new if rows else 0, "window": window,
+    }  # fmt: skip
 
 
 def build(kv_heads: int, group: int, dim: int, blocks_per_sm: int) -> Build:
