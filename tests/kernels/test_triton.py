@@ -105,6 +105,34 @@ FAULTS = {
         ("n_mask[:, None] & (token[None, :] <", "(n <= outputs)[:, None] & (token[None, :] <"),
         ("(token[None, :] < tokens)", "(token[None, :] <= tokens)"),
     ],
+    "paged_prefill": [
+        ("(position[None, :] <= at[:, None])", "(position[None, :] < at[:, None])"),
+        ("(position[None, :] <= at[:, None])", "(position[None, :] <= at[:, None] + 1)"),
+        ("> at[:, None] - window)", ">= at[:, None] - window)"),
+        ("(position < stop)", "(position <= stop)"),
+        ('tl.where(seen & live[None, :], scores, float("-inf"))', "scores"),
+        ("acc * rescale[:, None]", "acc"),
+        ("total * rescale +", "total +"),
+        ("edge = (lowest + 1)", "edge = (lowest + TILE)"),
+        ("(stop - window + TILE - 1, 0)", "(stop - window, 0)"),
+        ("tl.maximum(inner, edge), stop,", "edge, stop,"),
+        ("kv_head = head // (HEADS // KV_HEADS)", "kv_head = head % KV_HEADS"),
+        ("table = tables + row * table_stride", "table = tables"),
+        ("(first_query + in_tile < count)", "(first_query + in_tile <= count)"),
+        ("[BLOCK_M], -1e30,", '[BLOCK_M], float("-inf"),'),
+    ],
+    "unified_attention": [
+        ("// TOKENS + middle > tile", "// TOKENS + middle >= tile"),
+        ("// TOKENS + middle > tile", "// TOKENS > tile"),
+        ("(packed // group) + rows if", "(packed // group) + rows - 2 if"),
+        ("kv_head * GROUP + tl.arange(0, BLOCK_M) % GROUP", "kv_head + tl.arange(0, BLOCK_M) % GROUP * KV_HEADS"),
+        ("& (first_query + in_tile < count)", ""),
+        ("at = lowest + in_tile", "at = lowest + tl.arange(0, BLOCK_M)"),
+        ("tl.minimum(lowest + TOKENS, length)", "tl.minimum(lowest + TOKENS - 1, length)"),
+        ("- begin // TOKENS - row", "- begin // TOKENS - row + 1"),
+        ("table = tables + row * table_stride", "table = tables"),
+        ("tl.maximum(inner, edge), stop,", "edge, stop,"),
+    ],
 }
 """What a kernel might say by mistake, and must then fail: (right, wrong)."""
 
@@ -297,6 +325,12 @@ def test_a_wrong_tensor_is_refused_by_name_before_anything_is_written(name):
         ("w4a16_matmul", "group_size", 0),
         ("w4a16_matmul", "group_size", 16),
         ("w4a16_matmul", "group_size", 64),
+        ("unified_attention", "block_size", 7),
+        ("unified_attention", "window", 0),
+        ("paged_prefill", "block_size", 7),
+        ("paged_prefill", "window", 0),
+        ("paged_prefill", "longest", -1),
+        ("paged_prefill", "longest", 1000),
     ],
 )
 def test_a_wrong_number_is_refused_by_name(name, argument, value):
@@ -361,14 +395,18 @@ def test_offsets_into_a_cache_are_64_bits_wide(name):
     assert cache[:, last, 0].tolist() == [1, 1, 2, 2]
 
 
-def test_a_cache_is_read_with_offsets_64_bits_wide():
+@pytest.mark.parametrize("name", ["paged_decode", "paged_prefill", "unified_attention"])
+def test_a_cache_is_read_with_offsets_64_bits_wide(name):
     """The last head's values lie past 2**31 elements."""
     kv_heads, slots, dim = 2, 2**25 + 2**20, 16
     cache = torch.empty(2 * kv_heads, slots, dim, dtype=torch.bfloat16)
     last = slots // 16 - 1
     cache[:, -16:] = torch.arange(4)[:, None, None]
     q, out = torch.ones(1, kv_heads, dim, dtype=torch.bfloat16), torch.zeros(1, kv_heads, dim, dtype=torch.bfloat16)
-    KERNELS["paged_decode"].launch(q, cache, torch.tensor([[last]]), torch.tensor([16]), out, 16)
+    step = {"block_size": 16} if name == "paged_decode" else {"block_size": 16, "starts": torch.tensor([0, 1])}
+    step |= {"longest": 1} if name == "paged_prefill" else {}
+    tables, lengths = torch.tensor([[last]]), torch.tensor([16])
+    KERNELS[name].launch(q=q, cache=cache, tables=tables, lengths=lengths, out=out, **step)
     assert out[0, :, 0].tolist() == [2, 3]
 
 
