@@ -245,10 +245,10 @@ def print_hopper() -> list[str]:
 
 def print_others() -> None:
     """Print what the builds compile to for other cards, and why not where they aren't compiled."""
-    print(f"\n{'kernel':{NAME}}{'sizes':46}" + "".join(f"{f'sm_{c} ({name})':24}" for c, name in OTHERS.items()))
+    print(f"\n{'kernel':{NAME}}{'sizes':46}" + "".join(f"{f'sm_{c} ({name})':28}" for c, name in OTHERS.items()))
     reasons: dict[tuple[str, int], str] = {}
     for name, kernel, build in builds():
-        print(f"{name:{NAME}}{build.label:46}" + "".join(f"{elsewhere(kernel, build, c):24}" for c in OTHERS))
+        print(f"{name:{NAME}}{build.label:46}" + "".join(f"{elsewhere(kernel, build, c):28}" for c in OTHERS))
         reasons |= {(name, capability): why for capability, why in build.not_on.items()}
     for (name, capability), why in reasons.items():
         print(f"\n{name}, not on sm_{capability}: {why}")

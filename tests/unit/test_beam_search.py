@@ -131,8 +131,9 @@ def test_the_width_of_one_is_greedy(llm):
     assert output.outputs[0].token_ids == greedy.outputs[0].token_ids
 
 
-def test_texts_leave_out_the_token_that_ended_them(llm):
-    (output,) = llm.beam_search(PROMPTS[1], PARAMS[0])
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_texts_leave_out_the_token_that_ended_them_and_no_other(llm, params):
+    (output,) = llm.beam_search(PROMPTS[1], params)
     for completion in output.outputs:
         shown = bytes(t for t in completion.token_ids if t < 256).decode("utf-8", "replace")
         assert completion.text == shown

@@ -237,6 +237,7 @@ def test_leaving_a_stream_aborts_its_request_and_no_other(llm):
     outputs = asyncio.run(leave())
     assert outputs[-1].finished
     assert not llm.engine.core.has_requests
+    assert not llm.engine.core.outputs._listeners, "who left is still listened for"
     pool = llm.engine.core.scheduler.kv.pool
     assert pool.num_free == pool.num_usable
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minivllm.config import RequestError
-from minivllm.request import Request, SamplingParams
+from minivllm.request import GuidedChoice, Request, SamplingParams
 from minivllm.sample.sampler import (
     LogitsError,
     Sampler,
@@ -70,6 +70,11 @@ class TestMinTokens:
     def test_stops_masking_once_reached(self):
         assert tokens([[9, 8, 1, 2]], request(temperature=0, min_tokens=2, output=(3, 3))) == [EOS]
 
+    def test_gives_way_to_a_grammar_that_allows_nothing_but_the_end(self):
+        only_the_end, others_too = [9, -math.inf, -math.inf], [9, -math.inf, 1]
+        guided = request(temperature=0, min_tokens=2, guided=GuidedChoice(("a",)), output=(3,))
+        assert tokens([only_the_end, others_too], guided, guided) == [EOS, 2]
+
     def test_a_bias_does_not_lift_the_mask(self):
         assert tokens([[0, 0, 1]], request(temperature=0, min_tokens=1, logit_bias={EOS: 100})) == [2]
 
@@ -101,6 +106,14 @@ class TestBiasAndPenalties:
 
     def test_negative_penalties_make_tokens_more_likely(self):
         assert self.penalised([1.0], output=[0], presence_penalty=-1) == [2]
+
+    @pytest.mark.parametrize(
+        "params",
+        [{"repetition_penalty": 4}, {"frequency_penalty": 2}, {"presence_penalty": 2}, {"logit_bias": {1: -2}}],
+        ids=str,
+    )
+    def test_each_alone_reaches_the_draw(self, params):
+        assert tokens([[0, 3, 2]], request(temperature=0, output=(1,), **params)) == [2]
 
 
 class TestTruncation:

@@ -154,6 +154,14 @@ def test_enable_chunked_prefill_fills_a_step_with_part_of_a_prompt():
     assert steps_of_a_prompt_that_meets_a_decode(False) == [{"a": 12}, {"a": 1, "b": 12}]
 
 
+def test_without_chunked_prefill_a_prompt_may_take_exactly_what_is_left_of_a_step():
+    scheduler = make_scheduler(max_model_len=20, max_num_batched_tokens=20, enable_chunked_prefill=False)
+    scheduler.add(make_request("a", 2, max_tokens=9))
+    step(scheduler)
+    scheduler.add(make_request("b", 19, max_tokens=1))
+    assert shares(step(scheduler)) == {"a": 1, "b": 19}
+
+
 def blocks_used_next(lifo):
     """The block that a request gets after another gave back one that was never full."""
     scheduler = make_scheduler(num_blocks=9, max_model_len=16, lifo_unhashed=lifo)

@@ -5,8 +5,8 @@ share a KV head are packed into the rows of one tile of queries, GROUP of them f
 for all, by a row that decodes too; and a program finds its row itself, by a search over `starts`, so that the grid depends
 on the numbers of tokens and rows alone, which a captured CUDA graph fixes.
 
-Dao, "FlashAttention-2", 2023; Ainslie et al., "GQA", 2023; vLLM 0.10, `vllm/attention/ops/triton_unified_attention.py`,
-`kernel_unified_attention_2d` (the packing and the bound on the grid).
+Dao, "FlashAttention-2", 2023; Ainslie et al., "GQA", 2023; vLLM 0.32, `v1/attention/ops/triton_unified_attention.py`,
+`kernel_unified_attention` (the packing and the bound on the grid).
 """
 
 from __future__ import annotations
