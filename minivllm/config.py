@@ -188,7 +188,8 @@ class EngineConfig:
     `async_depth` (steps planned ahead of the one that runs: 0 or 1. A device of its own gains from 1; on a CPU the
     scheduler would only compete with the model it hides behind, so 0, as in the leading engine's CPU back end),
     `hybrid` (off: layers with a window keep the KV of all tokens, as if they had none), `host_kv_blocks` (blocks of KV kept in
-    host memory, `kv/offload.py`), `preemption` (swap: what a preempted request has computed is kept there).
+    host memory, `kv/offload.py`), `preemption` (swap: what a preempted request has computed is kept there),
+    `enforce_eager` (on: a GPU is told each kernel of a decode step, instead of replaying them as a CUDA graph).
     Speculation: `spec_method` proposes up to `spec_tokens` tokens a step to each sequence that decodes, from the text
     itself (`ngram`: what followed the last `spec_ngram_max` .. `spec_ngram_min` tokens before) or from `draft_model`, a
     smaller model with the same vocabulary. Beams run without.
@@ -224,7 +225,8 @@ class EngineConfig:
     tensor_parallel_size: Count = 1
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    attention_backend: Literal["auto", "cpp", "torch", "reference"] = "auto"
+    attention_backend: Literal["auto", "triton", "cpp", "torch", "reference"] = "auto"
+    enforce_eager: bool = False
     seed: int = 0
     trace_file: str | None = None
     check_integrity: bool = False

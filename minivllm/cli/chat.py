@@ -149,6 +149,7 @@ class Chat:
         grid.add_column(style="bold")
         grid.add_row("scheduler", f"step {scheduler.recorder.step:,} · {state.running} running · {state.waiting} waiting"
                                    f" · {scheduler.num_preemptions} preempted so far")  # fmt: skip
+        grid.add_row("attention", escape(str(self.llm.engine.backend)))
         grid.add_row("KV blocks", draw_pool(state, self.console.width - 52))
         grid.add_row("prefix cache", f"{stats.hits:,} of {stats.queries:,} prompt tokens found ({stats.hit_rate:.0%})")
         moved = scheduler.offload.stats

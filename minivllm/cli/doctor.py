@@ -147,20 +147,19 @@ def device() -> Iterator[Finding]:
     import torch
 
     from minivllm.models.decoder import resolve_device
+    from minivllm.runner.attention import pick_backend
     from minivllm.runner.model_runner import default_dtype
-    from minivllm_kernels import cpu as cpu_kernels
 
     chosen = resolve_device("auto")
     name = torch.cuda.get_device_name() if chosen.type == "cuda" else f"{torch.get_num_threads()} threads"
     yield Finding("device", f"{chosen} ({name})")
     yield Finding("dtype", str(default_dtype()).removeprefix("torch."))
-    reason = None if chosen.type == "cpu" else "the model runs on a GPU"
-    reason = reason or cpu_kernels.why_not()
-    if reason:
-        advice = "" if chosen.type != "cpu" else "install g++ or clang++ for steps that are up to twice as fast"
-        yield Finding("attention", f"torch; no C++ kernels: {reason}", Verdict.NOTE, advice)
+    backend = pick_backend("auto", chosen.type)
+    if backend.name == "torch":
+        advice = {"cpu": "install g++ or clang++ for steps that are up to twice as fast"}.get(chosen.type, "")
+        yield Finding("attention", str(backend), Verdict.NOTE, advice)
     else:
-        yield Finding("attention", "cpp (C++ kernels, built); also torch, reference")
+        yield Finding("attention", f"{backend}; also torch, reference")
 
 
 def model_cache() -> Iterator[Finding]:

@@ -105,10 +105,16 @@ class EngineFlags:
     attention_backend: Annotated[
         str,
         EngineOption(
-            metavar="auto|cpp|torch|reference",
-            help="cpp reads blocks in place, torch needs no compiler, reference is obviously right.",
+            metavar="auto|triton|cpp|torch|reference",
+            help="triton and cpp read blocks in place (GPU, CPU), torch needs no kernels, reference is obviously right.",
         ),
     ] = "auto"
+    enforce_eager: Annotated[
+        bool,
+        EngineOption(
+            "--enforce-eager", help="On a GPU, launch a decode step's kernels one by one, not as a CUDA graph."
+        ),
+    ] = False
     trace_file: Annotated[
         str | None,
         EngineOption(

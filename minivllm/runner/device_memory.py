@@ -116,7 +116,7 @@ def profile_step(model: Decoder, config: EngineConfig) -> int:
     """
     if model.device.type == "cpu":
         keep_freed_memory()
-    ops = layer_ops(pick_backend(config.attention_backend, model))
+    ops = layer_ops(pick_backend(config.attention_backend, model.device.type, model).name)
     positions = torch.arange(config.max_num_batched_tokens, device=model.device) % model.config.max_position
     with watch_peak(model.device) as samples:
         hidden = model.forward(torch.zeros_like(positions), positions, lambda layer, q, k, v: q, ops)

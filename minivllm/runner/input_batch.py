@@ -26,11 +26,12 @@ class InputBatch:
 
     token_ids: Tensor  # [T]
     positions: Tensor  # [T]
-    slot_mapping: Tensor  # [T]: where each token's K and V go
+    slot_mapping: Tensor  # [T]: where each token's K and V go; -1, in padding only: nowhere
     block_tables: Tensor  # [B, most blocks of a row], padded with the null block 0
     query_starts: tuple[int, ...]  # [B + 1]
     starts: tuple[int, ...]  # [B]: position of each row's first token
     context_lengths: tuple[int, ...]  # [B]: what each row's last token attends to, itself included
+    lengths: Tensor  # [B]: the same, for kernels
     logits_indices: Tensor  # [R]: last token of each row that is sampled; where it has drafts, those and the one before
     prompt_rows: tuple[int, ...]  # rows whose every position needs logits
     block_size: int
@@ -68,7 +69,7 @@ class InputBatch:
         return torch.arange(count, device=self.block_tables.device) * self.block_size
 
     def _lengths(self, rows: Many[int]) -> Tensor:
-        return torch.tensor([self.context_lengths[row] for row in rows], device=self.block_tables.device)[:, None]
+        return self.lengths[list(rows)][:, None]
 
 
 def _from_arrays(*values: Any) -> InputBatch:
@@ -109,6 +110,7 @@ def build_input_batch(
         query_starts=tuple(query_starts.tolist()),
         starts=tuple(starts.tolist()),
         context_lengths=tuple((starts + lengths).tolist()),
+        lengths=tensor(starts + lengths),
         logits_indices=tensor(np.array(sampled, dtype=np.int64)),
         prompt_rows=tuple(index for index, row in enumerate(rows) if wants_prompt_logits(row)),
         block_size=block_size,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,9 +14,13 @@ from minivllm.kv.hybrid import LayerGroup, Windows, form_groups
 from minivllm.models.decoder import Attention, Decoder, resolve_device
 from minivllm.plan import Moves, StepPlan
 from minivllm.runner.attention import BACKENDS, layer_ops, pick_backend
+from minivllm.runner.cuda_graphs import Capture, DecodeGraphs, why_eager
 from minivllm.runner.host import keep_freed_memory
 from minivllm.runner.input_batch import InputBatch, build_input_batch
 from minivllm.runner.kv_cache import KVCache
+from minivllm_kernels.gpu.ops import cuda_graph
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +49,21 @@ class ModelRunner:
         self.cache = KVCache(
             model.config, num_blocks, config.block_size, model.dtype, model.device, num_pages, config.host_kv_blocks
         )
-        self.backend = pick_backend(config.attention_backend, model)
-        self.attention = BACKENDS[self.backend](self.cache)
-        self.ops = layer_ops(self.backend)
+        self.backend = pick_backend(config.attention_backend, model.device.type, model)
+        self.attention = BACKENDS[self.backend.name](self.cache)
+        self.ops = layer_ops(self.backend.name)
+        self.graphs: DecodeGraphs | None = None
+        if eager := why_eager(config, self.backend.name, model.device):
+            log.info("decode steps run kernel by kernel, not as CUDA graphs: %s", eager)
+        else:
+            self.capture_graphs(config.max_num_seqs, partial(cuda_graph, pool=torch.cuda.graph_pool_handle()))
+
+    def capture_graphs(self, rows: int, capture: Capture) -> None:
+        """Replay decode steps of up to so many rows, of tables as long as the model's positions or the whole cache."""
+        blocks = self.cache.num_slots // self.block_size
+        width = min(-(-self.model.config.max_position // self.block_size), blocks)
+        windows = [window for _, window in self.views]
+        self.graphs = DecodeGraphs(self._forward, windows, rows, width, self.block_size, self.model.device, capture)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run the plan's rows. The plan must have at least one row."""
@@ -63,9 +81,15 @@ class ModelRunner:
         self.cache.load_blocks(loads)
         self.cache.copy_blocks(copies)
         batch = batches[0]
-        hidden = self.model.forward(batch.token_ids, batch.positions, self._attention(batches), self.ops)
+        replayed = self.graphs.run(batches) if self.graphs else None
+        hidden = self._forward(batches) if replayed is None else replayed
         logits = self.model.logits(hidden.index_select(0, batch.logits_indices))
         return StepResult(logits, self._prompt_logits(hidden, batch))
+
+    def _forward(self, batches: list[InputBatch]) -> Tensor:
+        """Residual stream [T, hidden_size] of a step."""
+        batch = batches[0]
+        return self.model.forward(batch.token_ids, batch.positions, self._attention(batches), self.ops)
 
     def _attention(self, batches: list[InputBatch]) -> Attention:
         """What the decoder calls: each layer attends in its own view of the step, on its own page of the blocks."""

@@ -179,21 +179,25 @@ class Model:
 
 
 class TestFallback:
+    @pytest.fixture(autouse=True)
+    def nothing_said_yet(self):
+        attention.log_fallback.cache_clear()
+
     @pytest.mark.parametrize(
         ("model", "reason"),
         [(Model(torch.float64), "dtype"), (Model(head_dim=24), "head size 24"), (Model(device="meta"), "runs on meta")],
     )
     def test_torch_takes_over_and_the_log_says_why(self, model, reason, caplog):
         caplog.set_level(logging.INFO, attention.__name__)
-        assert pick_backend("auto", model) == "torch"
+        assert pick_backend("auto", model.device.type, model).name == "torch"
         assert reason in caplog.text
         with pytest.raises(ConfigError, match=reason):
-            pick_backend("cpp", model)
+            pick_backend("cpp", model.device.type, model)
 
     def test_no_compiler(self, monkeypatch, caplog):
         caplog.set_level(logging.INFO, attention.__name__)
-        monkeypatch.setattr(cpu, "why_not", lambda: "no C++ compiler here")
-        assert pick_backend("auto", Model()) == "torch"
+        monkeypatch.setattr(cpu, "why_not", lambda device: "no C++ compiler here")
+        assert pick_backend("auto", Model().device.type, Model()).name == "torch"
         assert "no C++ compiler" in caplog.text
 
     def test_a_compiler_that_does_not_work(self, monkeypatch, tmp_path):

@@ -52,10 +52,18 @@ def expected(model: ModelConfig = MODEL):
     return said
 
 
-def say(cell: Cell, model: ModelConfig = MODEL, spoil=lambda runner: None, prove=prove, propose=propose_nothing):
+def say(
+    cell: Cell,
+    model: ModelConfig = MODEL,
+    spoil=lambda runner: None,
+    prove=prove,
+    propose=propose_nothing,
+    dtype=torch.float64,
+):
     requests = workload(LENGTH, VOCAB, EOS)
     scheduler = make_scheduler(cell, requests, EOS)
-    decoder = Decoder(model, weights_of(model), dtype=torch.float64, device="cpu")
+    weights = {name: weight.to(dtype) for name, weight in weights_of(model).items()}
+    decoder = Decoder(model, weights, dtype=dtype, device="cpu")
     runner = ModelRunner(decoder, cell.config, num_blocks(cell, requests))
     spoil(runner)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,8 +52,9 @@ def function(name: str, dtype: torch.dtype) -> Callable[..., None]:
     return found
 
 
-def supports(dtype: torch.dtype, head_dim: int, inner_size: int) -> str | None:
-    """Why the kernels can't run a model of this dtype, head size and feed-forward size; None if they can."""
+def supports(dtype: torch.dtype, sizes: Any) -> str | None:
+    """Why the kernels can't run a model of this dtype, with these `head_dim` and `intermediate_size`; None if they can."""
+    head_dim, inner_size = sizes.head_dim, sizes.intermediate_size
     if dtype not in DTYPES:
         return f"dtype {dtype} is not one of {', '.join(map(str, DTYPES))}"
     if head_dim % VECTOR or head_dim > MAX_HEAD_DIM:

@@ -27,8 +27,10 @@ class KernelsUnavailable(RuntimeError):
 
 
 @cache
-def why_not() -> str | None:
-    """Why there are no C++ kernels on this machine, or None if there are. Builds them if need be."""
+def why_not(device: str = "cpu") -> str | None:
+    """Why there are no C++ kernels for models on a device ("cpu", "cuda"), or None if there are. Builds them if need be."""
+    if device != "cpu":
+        return f"the model runs on {device}"
     try:
         library()
     except KernelsUnavailable as reason:
