@@ -77,6 +77,12 @@ def test_row_A25_auto_is_the_longest_and_16384_fits_1_65_times():
     assert round(plan(H100, max_model_len=16_384).max_concurrency, 2) == 1.65
 
 
+def test_row_A17_at_a_share_of_90_percent_the_cache_holds_16736_tokens():
+    planned = plan(H100, memory_utilization=0.90, max_model_len="auto")
+    assert planned.num_blocks * 16 == 16_736
+    assert planned.max_model_len == 16_736 - 16  # block 0 is the null block
+
+
 def test_a_remainder_too_small_for_a_block_is_told_with_the_setting():
     device = DeviceMemory(8 * GIB, 0, loaded_bytes=4 * GIB, activation_bytes=4 * GIB - 1)
     with pytest.raises(ConfigError, match=r"memory_utilization=1\.0: gives no usable block: 2 are the least"):
