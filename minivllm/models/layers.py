@@ -1,7 +1,8 @@
 """What a decoder is built of: packed linear layers, RMSNorm, rotary embeddings.
 
-Each is a few lines of torch, and the definition of what a faster kernel of the same name (`LayerOps`) must compute. Where torch has a slow and a fast way to say the same thing on a CPU, the fast one stands
-here and book/decisions/0002-cpu-speed.md holds the figures.
+Each is a few lines of torch, and the definition of what a faster kernel of the same name (`LayerOps`) must compute. Where
+torch has a slow and a fast way to say the same thing on a CPU, the fast one stands here and
+book/decisions/0002-cpu-speed.md holds the figures.
 """
 
 from __future__ import annotations

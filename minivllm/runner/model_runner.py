@@ -27,8 +27,9 @@ log = logging.getLogger(__name__)
 class StepResult:
     """Logits of a step, float32 (float64 in a float64 model).
 
-    `logits` [R, vocab_size] has one row for each plan row with samples, in plan order, and one for each of its drafts. `prompt_logits` maps the index
-    of a plan row whose request wants prompt log-probabilities to [num_tokens, vocab_size], one row a token run.
+    `logits` [R, vocab_size] has one row for each plan row with samples, in plan order, and one for each of its drafts.
+    `prompt_logits` maps the index of a plan row whose request wants prompt log-probabilities to [num_tokens, vocab_size],
+    one row a token run.
     """
 
     logits: Tensor

@@ -337,8 +337,8 @@ def inputs(
     dtype: torch.dtype, generator: Generator, *, rows: int, kv_heads: int, group: int, dim: int, block_size: int,
     longest: int, window: int | None, ragged: bool = True,
 ) -> dict[str, object]:  # fmt: skip
-    """`ragged`: the first row is the longest, a last one of several is padding; else all are as long. Pages are permuted; slots that no row uses hold NaN,
-    and so do the pages that unused entries of tables point to."""
+    """`ragged`: the first row is the longest, a last one of several is padding; else all are as long. Pages are permuted;
+    slots that no row uses hold NaN, and so do the pages that unused entries of tables point to."""
     lengths = torch.randint(1 if ragged else longest, longest + 1, (rows,), generator=generator)
     lengths[:1] = longest
     if ragged and rows > 2:
