@@ -127,11 +127,10 @@ FAULTS = {
         ("(packed // group) + rows if", "(packed // group) + rows - 2 if"),
         ("kv_head * GROUP + tl.arange(0, BLOCK_M) % GROUP", "kv_head + tl.arange(0, BLOCK_M) % GROUP * KV_HEADS"),
         ("& (first_query + in_tile < count)", ""),
-        ("at = lowest + in_tile", "at = lowest + tl.arange(0, BLOCK_M)"),
-        ("tl.minimum(lowest + TOKENS, length)", "tl.minimum(lowest + TOKENS - 1, length)"),
+        ("query, in_tile, ", "query, tl.arange(0, BLOCK_M), "),
+        ("TOKENS, BLOCK_M, DIM", "TOKENS - 1, BLOCK_M, DIM"),
         ("- begin // TOKENS - row", "- begin // TOKENS - row + 1"),
         ("table = tables + row * table_stride", "table = tables"),
-        ("tl.maximum(inner, edge), stop,", "edge, stop,"),
     ],
 }
 """What a kernel might say by mistake, and must then fail: (right, wrong)."""

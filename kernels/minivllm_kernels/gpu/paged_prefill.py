@@ -85,6 +85,41 @@ def attend(
 
 
 @triton.jit
+def attend_visible(
+    query, in_tile, lowest, length, k_plane, v_plane, table, window, scale,
+    TOKENS: tl.constexpr, BLOCK_M: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Attention of a tile of BLOCK_M queries over the tiles of K and V that any of them sees, masked only where not all do.
+
+    The tile holds TOKENS tokens from position `lowest` on, `in_tile` says which of them each query is of; the row has
+    `length` slots. Returns [BLOCK_M, BLOCK_D]."""
+    at = lowest + in_tile
+    stop = tl.minimum(lowest + TOKENS, length)
+    first = tl.maximum(lowest - window + 1, 0)
+    # all queries see the tiles from `inner` to `edge`
+    inner = tl.maximum(stop - window + TILE - 1, 0) // TILE * TILE
+    edge = (lowest + 1) // TILE * TILE
+    # finite: a query that has seen nothing yet gets weights exp2(-inf), zero, where -inf - -inf would be NaN
+    largest = tl.full([BLOCK_M], -1e30, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    largest, total, acc = attend(
+        query, at, largest, total, acc, k_plane, v_plane, table, first // TILE * TILE, tl.minimum(inner, stop),
+        first, stop, window, scale, DIM, BLOCK_SIZE, BLOCK_D, TILE, DOT, MASKED=True,
+    )  # fmt: skip
+    largest, total, acc = attend(
+        query, at, largest, total, acc, k_plane, v_plane, table, inner, edge,
+        first, stop, window, scale, DIM, BLOCK_SIZE, BLOCK_D, TILE, DOT, MASKED=False,
+    )  # fmt: skip
+    largest, total, acc = attend(
+        query, at, largest, total, acc, k_plane, v_plane, table, tl.maximum(inner, edge), stop,
+        first, stop, window, scale, DIM, BLOCK_SIZE, BLOCK_D, TILE, DOT, MASKED=True,
+    )  # fmt: skip
+    return acc / tl.where(total == 0, 1.0, total)[:, None]
+
+
+@triton.jit
 def kernel(
     q, cache, tables, lengths, starts, out, q_stride, table_stride, plane_stride, window, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
@@ -115,30 +150,10 @@ def kernel(
     v_plane = cache + (KV_HEADS + kv_head) * plane_stride
     table = tables + row * table_stride
 
-    lowest = length - count + first_query
-    at = lowest + in_tile
-    stop = tl.minimum(lowest + BLOCK_M, length)
-    first = tl.maximum(lowest - window + 1, 0)
-    # all queries see the tiles from `inner` to `edge`
-    inner = tl.maximum(stop - window + TILE - 1, 0) // TILE * TILE
-    edge = (lowest + 1) // TILE * TILE
-    # finite: a query that has seen nothing yet gets weights exp2(-inf), zero, where -inf - -inf would be NaN
-    largest = tl.full([BLOCK_M], -1e30, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    largest, total, acc = attend(
-        query, at, largest, total, acc, k_plane, v_plane, table, first // TILE * TILE, tl.minimum(inner, stop),
-        first, stop, window, scale, DIM, BLOCK_SIZE, BLOCK_D, TILE, DOT, MASKED=True,
+    result = attend_visible(
+        query, in_tile, length - count + first_query, length, k_plane, v_plane, table, window, scale,
+        BLOCK_M, BLOCK_M, DIM, BLOCK_SIZE, BLOCK_D, TILE, DOT,
     )  # fmt: skip
-    largest, total, acc = attend(
-        query, at, largest, total, acc, k_plane, v_plane, table, inner, edge,
-        first, stop, window, scale, DIM, BLOCK_SIZE, BLOCK_D, TILE, DOT, MASKED=False,
-    )  # fmt: skip
-    largest, total, acc = attend(
-        query, at, largest, total, acc, k_plane, v_plane, table, tl.maximum(inner, edge), stop,
-        first, stop, window, scale, DIM, BLOCK_SIZE, BLOCK_D, TILE, DOT, MASKED=True,
-    )  # fmt: skip
-    result = acc / tl.where(total == 0, 1.0, total)[:, None]
     target = out + (token[:, None] * HEADS + head) * DIM + element
     tl.store(target, result.to(out.dtype.element_ty), mask)
 

@@ -23,7 +23,14 @@ from torch import Generator, Tensor
 from minivllm_kernels.gpu import paged_prefill
 from minivllm_kernels.gpu.form import Build, dot_dtype, power_of_2
 from minivllm_kernels.gpu.paged_decode import tile_slots
-from minivllm_kernels.gpu.paged_prefill import WARP_GROUP_ROWS, attend, check_step, constants, run_time, tile_queries
+from minivllm_kernels.gpu.paged_prefill import (
+    WARP_GROUP_ROWS,
+    attend_visible,
+    check_step,
+    constants,
+    run_time,
+    tile_queries,
+)
 
 
 def ref(
@@ -75,29 +82,10 @@ def kernel(
     v_plane = cache + (KV_HEADS + kv_head) * plane_stride
     table = tables + row * table_stride
 
-    lowest = length - count + first_query
-    at = lowest + in_tile
-    stop = tl.minimum(lowest + TOKENS, length)
-    first = tl.maximum(lowest - window + 1, 0)
-    # all queries see the tiles from `inner` to `edge`
-    inner = tl.maximum(stop - window + TILE - 1, 0) // TILE * TILE
-    edge = (lowest + 1) // TILE * TILE
-    largest = tl.full([BLOCK_M], -1e30, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    largest, total, acc = attend(
-        query, at, largest, total, acc, k_plane, v_plane, table, first // TILE * TILE, tl.minimum(inner, stop),
-        first, stop, window, scale, DIM, BLOCK_SIZE, BLOCK_D, TILE, DOT, MASKED=True,
+    result = attend_visible(
+        query, in_tile, length - count + first_query, length, k_plane, v_plane, table, window, scale,
+        TOKENS, BLOCK_M, DIM, BLOCK_SIZE, BLOCK_D, TILE, DOT,
     )  # fmt: skip
-    largest, total, acc = attend(
-        query, at, largest, total, acc, k_plane, v_plane, table, inner, edge,
-        first, stop, window, scale, DIM, BLOCK_SIZE, BLOCK_D, TILE, DOT, MASKED=False,
-    )  # fmt: skip
-    largest, total, acc = attend(
-        query, at, largest, total, acc, k_plane, v_plane, table, tl.maximum(inner, edge), stop,
-        first, stop, window, scale, DIM, BLOCK_SIZE, BLOCK_D, TILE, DOT, MASKED=True,
-    )  # fmt: skip
-    result = acc / tl.where(total == 0, 1.0, total)[:, None]
     target = out + ((token * HEADS + head) * DIM)[:, None] + element
     tl.store(target, result.to(out.dtype.element_ty), mask)
 
