@@ -118,13 +118,13 @@ class Decoder:
             hidden = layer.forward(hidden, cos, sin, attention, ops)
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, ops: LayerOps = layers) -> Tensor:
         """Scores of each token of the vocabulary to come next: rows of `forward` [R, hidden_size] -> [R, vocab_size].
 
         float32, or float64 in a float64 model. Ask for the rows that are sampled, not for all: the head is as large as
         several layers.
         """
-        normed = rms_norm(hidden, self.norm, self.config.rms_norm_eps)
+        normed = ops.rms_norm(hidden, self.norm, self.config.rms_norm_eps)
         return self.head(normed).to(self.wide)
 
 
