@@ -76,6 +76,12 @@ def test_a_prompt_longer_than_the_context_says_how_long_both_are(model: Path):
         (("--policy", "lottery"), "policy='lottery'"),
         (("--dtype", "int3"), "dtype='int3'"),
         (("--logprobs", 3), "logprobs=3"),
+        (("--hybrid", "maybe"), "hybrid='maybe': must be one of on, off"),
+        (("--watermark", 1), "watermark=1.0: must be in [0, 1)"),
+        (("--long-prefill-threshold", -1), "long_prefill_threshold=-1: must be at least 0"),
+        (("--long-prefill-threshold", 8, "--no-chunked-prefill"), "long_prefill_threshold=8: splits prompts"),
+        (("--spec-ngram-min", 0), "spec_ngram_min=0: must be at least 1"),
+        (("--spec-ngram-min", 5), "spec_ngram_max=4: must be at least 5"),
         (("--trace", "/no/such/folder/t.jsonl"), "trace_file="),
     ],
 )
