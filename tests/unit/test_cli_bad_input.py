@@ -16,6 +16,7 @@ from minivllm.cli.bench import bench
 from minivllm.cli.chat import chat
 from minivllm.cli.generate import generate
 from minivllm.cli.plan import plan
+from minivllm.cli.trace import trace
 from minivllm.models import fetch
 from tests.cli_support import write_tiny_model
 
@@ -99,7 +100,7 @@ def test_a_bad_setting_is_named_with_its_value(model: Path, flags: tuple[object,
 def flags_of(kind: type) -> list[tuple[str, str]]:
     """(command, flag) for each flag whose value is of this type, in all commands."""
     parsers = get_command(app).commands  # type: ignore[attr-defined]
-    hints = {command.__name__: get_type_hints(command) for command in (ask, chat, generate, bench, plan)}
+    hints = {command.__name__: get_type_hints(command) for command in (ask, chat, generate, bench, plan, trace)}
     return [
         (name, max(flag.opts, key=len))
         for name, hint in hints.items()
