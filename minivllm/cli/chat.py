@@ -20,6 +20,7 @@ from minivllm.cli.flags import SYSTEM, EngineFlags, SamplingFlags, System, with_
 from minivllm.cli.start import started
 from minivllm.cli.trace_view import draw_block_tables, draw_pool, draw_timeline, steps_that_fit, tell_events
 from minivllm.config import RequestError
+from minivllm.obs.acceptance import Acceptance
 from minivllm.obs.timeline import build_timeline
 from minivllm.request import SamplingParams
 
@@ -152,6 +153,8 @@ class Chat:
         grid.add_row("attention", escape(str(self.llm.engine.backend)))
         grid.add_row("KV blocks", draw_pool(state, self.console.width - 52))
         grid.add_row("prefix cache", f"{stats.hits:,} of {stats.queries:,} prompt tokens found ({stats.hit_rate:.0%})")
+        if scheduler.config.spec_method != "none":
+            grid.add_row("speculation", str(Acceptance(scheduler.num_drafts, scheduler.num_accepted)))
         moved = scheduler.offload.stats
         if scheduler.config.host_kv_blocks:
             size = self.llm.engine.kv_memory.block_bytes
