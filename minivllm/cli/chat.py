@@ -231,13 +231,12 @@ def read_lines(console: Console) -> Iterator[str]:
 @contextlib.contextmanager
 def no_echo() -> Iterator[None]:
     """Don't show what is typed while an answer streams; it is kept for the next prompt. Does nothing without a terminal."""
-    try:
-        import termios
-
-        before = termios.tcgetattr(sys.stdin)
-    except (ImportError, OSError, ValueError):  # Windows; or no terminal
+    if sys.platform == "win32" or not sys.stdin.isatty():
         yield
         return
+    import termios
+
+    before = termios.tcgetattr(sys.stdin)
     silent = list(before)
     silent[3] &= ~termios.ECHO
     termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
