@@ -22,8 +22,8 @@ MODEL_HELP = (
     " Qwen/Qwen3-0.6B. Without it: SmolLM2-135M-Instruct, fetched once."
 )
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-PANELS = "Engine", "KV cache", "Scheduler", "Speculation", "Sampling"
-EngineOption, CacheOption, SchedulerOption, SpeculationOption, SamplingOption = (
+PANELS = "Engine", "KV cache", "Scheduler", "Switches", "Speculation", "Sampling"
+EngineOption, CacheOption, SchedulerOption, SwitchOption, SpeculationOption, SamplingOption = (
     partial(Option, rich_help_panel=panel) for panel in PANELS
 )
 GREEDY = {"temperature": 0.0}
@@ -59,16 +59,10 @@ class EngineFlags:
         str,
         EngineOption(
             metavar="NAME",
-            help="auto|triton|cpp|torch|reference: triton and cpp read blocks in place (GPU, CPU), torch needs no kernels,"
-            " reference is obviously right.",
+            help="auto, or one of these: triton and cpp read blocks in place (GPU, CPU), torch needs no kernels, reference"
+            " is obviously right.",
         ),
     ] = "auto"
-    enforce_eager: Annotated[
-        bool,
-        EngineOption(
-            "--enforce-eager", help="On a GPU, launch a decode step's kernels one by one, not as a CUDA graph."
-        ),
-    ] = False
     tensor_parallel_size: Annotated[
         int, EngineOption("--tp", metavar="N", help="Split each layer over N processes.")
     ] = 1
@@ -111,21 +105,10 @@ class EngineFlags:
             metavar="N|auto", help="Longest prompt and answer together, in tokens; auto: the longest that fits."
         ),
     ] = "auto"
-    enable_prefix_caching: Annotated[
-        bool,
-        CacheOption("--prefix-caching/--no-prefix-caching", help="Re-use KV of prompts that start alike."),
-    ] = True
-    hybrid: Annotated[
-        str, CacheOption(metavar="on|off", help="off: layers with a sliding window keep the KV of all tokens.")
-    ] = "on"
     host_kv_blocks: Annotated[int, CacheOption(help="KV blocks kept in host memory, behind the prefix cache.")] = 0
     max_num_batched_tokens: Annotated[int, SchedulerOption(help="Token budget of a step.")] = 2048
     max_num_seqs: Annotated[int, SchedulerOption(help="Most sequences that run at once.")] = 128
-    policy: Annotated[str, SchedulerOption(metavar="NAME", help="fcfs|priority|static: who runs first.")] = "fcfs"
-    enable_chunked_prefill: Annotated[
-        bool,
-        SchedulerOption("--chunked-prefill/--no-chunked-prefill", help="Let long prompts run in parts."),
-    ] = True
+    policy: Annotated[str, SchedulerOption(metavar="NAME", help="Who runs first: fcfs, priority or static.")] = "fcfs"
     long_prefill_threshold: Annotated[
         int, SchedulerOption(help="Most tokens of a sequence in a step while there are other requests; 0: no limit.")
     ] = 0
@@ -138,10 +121,27 @@ class EngineFlags:
     preemption: Annotated[
         str,
         SchedulerOption(
-            metavar="NAME", help="recompute|swap: a preempted request's KV is computed again, or waits in host memory."
+            metavar="recompute|swap", help="A preempted request's KV is computed again, or waits in host memory."
         ),
     ] = "recompute"
     async_depth: Annotated[int, SchedulerOption(help="1: plan each step while the one before it runs.")] = 0
+    enable_prefix_caching: Annotated[
+        bool,
+        SwitchOption("--prefix-caching/--no-prefix-caching", help="Re-use KV of prompts that start alike."),
+    ] = True
+    enable_chunked_prefill: Annotated[
+        bool,
+        SwitchOption("--chunked-prefill/--no-chunked-prefill", help="Let long prompts run in parts."),
+    ] = True
+    hybrid: Annotated[
+        str, SwitchOption(metavar="on|off", help="off: layers with a sliding window keep the KV of all tokens.")
+    ] = "on"
+    enforce_eager: Annotated[
+        bool,
+        SwitchOption(
+            "--enforce-eager", help="On a GPU, launch a decode step's kernels one by one, not as a CUDA graph."
+        ),
+    ] = False
     spec_method: Annotated[
         str,
         SpeculationOption(metavar="none|ngram|draft", help="Who proposes tokens for the model to check in one step."),

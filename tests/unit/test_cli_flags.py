@@ -6,6 +6,7 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
+from minivllm.cli.app import app as minivllm
 from minivllm.cli.flags import EngineFlags, SamplingFlags, parse_size, with_flags
 from minivllm.config import ConfigError, EngineConfig, RequestError
 from minivllm.request import SamplingParams
@@ -74,6 +75,13 @@ def parsed(words: str) -> EngineFlags:
     result = CliRunner().invoke(app, words.split())
     assert result.exit_code == 0, result.stderr
     return got[0]
+
+
+@pytest.mark.parametrize("command", ["ask", "chat", "generate", "bench", "plan", "trace"])
+def test_help_is_not_cut_off_on_a_terminal_of_80_columns(command: str):
+    result = CliRunner().invoke(minivllm, [command, "--help"], env={"COLUMNS": "80"})
+    assert max(map(len, result.stdout.splitlines())) == 80
+    assert "…" not in result.stdout
 
 
 def test_every_sampling_flag_reaches_the_parameters():
