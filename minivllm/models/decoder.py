@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minivllm.config import ModelConfig
+from minivllm.config import ConfigError, ModelConfig
 from minivllm.models import layers
 from minivllm.models.layers import LayerOps, PackedLinear, Rotary, rms_norm
 from minivllm.models.weights import check_weight, weight_shapes
@@ -129,7 +129,9 @@ class Decoder:
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """`auto` means a GPU if there is one."""
+    """`auto` means a GPU if there is one. Raises `ConfigError` for a GPU where there is none."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device", str(device), "torch finds no GPU: set it to cpu, or auto")
     return torch.device(device)

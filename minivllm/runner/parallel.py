@@ -86,8 +86,8 @@ class RowParallelLinear(PackedLinear):
 def join_group(rank: int, config: EngineConfig, store: dist.Store | None = None) -> Group:
     """Meet the other ranks at a store, or where torchrun's environment says; returns when all are there.
 
-    The ranks share the cores of this machine, unless OMP_NUM_THREADS has decided. Raises `ConfigError` if there are fewer
-    GPUs than ranks, or if this process is in a group already.
+    The ranks share the cores of this machine, unless OMP_NUM_THREADS has decided; on GPUs each has one of its own. Raises
+    `ConfigError` if this process is in a group already.
     """
     size, device = config.tensor_parallel_size, resolve_device(config.device)
     if dist.is_initialized():
@@ -95,8 +95,6 @@ def join_group(rank: int, config: EngineConfig, store: dist.Store | None = None)
             "tensor_parallel_size", size, "one engine a process can have more than 1: end the other first"
         )
     if device.type == "cuda":
-        if torch.cuda.device_count() < size:
-            raise ConfigError("tensor_parallel_size", size, f"needs a GPU each, there are {torch.cuda.device_count()}")
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     if "OMP_NUM_THREADS" not in os.environ:
