@@ -57,7 +57,7 @@ def attention_flops(shape: Shape, tokens: int, context: int = 0) -> float:
     """FLOP of scores and weighted sums for `tokens` new tokens after `context` old ones, causal.
 
     4 x layers x heads x head_dim x pairs, where token i of the new ones sees context + i (about, for many tokens):
-    pairs = tokens x context + tokens^2 / 2.
+    pairs = tokens x context + tokens^2 / 2. Windows aren't counted: every layer sees everything.
     """
     pairs = tokens * context + tokens**2 / 2
     return 4.0 * shape.num_layers * shape.num_heads * shape.head_dim * pairs
@@ -116,7 +116,7 @@ def decode_step(
     Memory: the weights once for all (`weight_bytes`; by default 2 bytes for every parameter), plus each sequence's KV.
     Compute: 2 FLOP for every active parameter and token, plus attention, at `mfu` of the peak of `precision`.
     A mixture of experts is counted as if the batch touched all experts: true for large batches, too slow for one user
-    (for him take `decode_tps` with the active bytes).
+    (for him take `decode_tps` with the active bytes), and as if every layer attended to everything, windows or not.
     """
     require_positive(batch=batch, mfu=mfu)
     weights = 2.0 * shape.parameters if weight_bytes is None else weight_bytes
