@@ -133,7 +133,7 @@ def find_shape(name: str) -> Shape:
 
 
 def find_device(name: str) -> Device:
-    """The device of `DEVICES` that is meant, as `find_shape`."""
+    """The device of `DEVICES` that is meant. Raises `ValueError` with the known names unless it's exactly one."""
     return _find("gpu", name, DEVICES)
 
 

@@ -1,4 +1,7 @@
-"""Where KV memory goes: blocks, waste, what a prefix cache can hit and what an eviction strands."""
+"""Where KV memory goes: blocks, waste, windows, what a prefix cache can hit and what an eviction strands.
+
+A block has at least one slot and a length is not negative; only where a docstring says so is that checked.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +36,26 @@ def paged_waste(lens: Sequence[int], block_size: int) -> int:
 def expected_waste_share(mean_length: float, block_size: int) -> float:
     """Share of allocated slots that is unused on average, 0 to 1, if lengths modulo `block_size` are uniform.
 
-    Then the last block lacks (block_size - 1) / 2 slots on average. An estimate, not a bound.
+    Then the last block lacks (block_size - 1) / 2 slots on average. `mean_length` is above 0. An estimate, not a bound.
     """
     unused = (block_size - 1) / 2
     return unused / (mean_length + unused)
 
 
 def paged_use(lens: Sequence[int], block_size: int) -> float:
-    """Share of allocated slots that hold a token when sequences are paged."""
+    """Share of allocated slots that hold a token when sequences are paged, at least one of them with a token.
+
+    Raises `ValueError` as `paged_waste` does.
+    """
     used = sum(lens)
     return used / (used + paged_waste(lens, block_size))
 
 
 def reserved_use(lens: Sequence[int], longest: int) -> float:
-    """Share of slots that hold a token when every sequence reserves `longest` slots in a row, as it may grow so long."""
+    """Share of slots that hold a token when every sequence reserves `longest` slots in a row, as it may grow so long.
+
+    `lens` has at least one length. Raises `ValueError` if one is over `longest`.
+    """
     if max(lens) > longest:
         raise ValueError(f"longest={longest}: a sequence has {max(lens)} tokens")
     return sum(lens) / (len(lens) * longest)
@@ -56,7 +65,8 @@ def lognormal_lengths(
     count: int = 1000, mu: float = 5.45, sigma: float = 0.9, shortest: int = 16, longest: int = 2048
 ) -> list[int]:
     """Lengths as chat traffic has them: many short, few very long. The evenly spaced quantiles of a lognormal
-    distribution, clipped, from short to long; no chance involved. With the defaults the mean is 342 tokens."""
+    distribution, clipped, from short to long; no chance involved. With the defaults the mean is 342 tokens. Raises
+    `ValueError` unless `sigma` is positive."""
     normal = NormalDist(mu, sigma)
     quantiles = (normal.inv_cdf((i + 0.5) / count) for i in range(count))
     return [min(longest, max(shortest, int(math.exp(q)))) for q in quantiles]
@@ -169,12 +179,13 @@ def num_blocks(
 
     `total_bytes` is the memory of one GPU and `utilization` the share of it that the engine may take, 0 to 1.
     `weight_bytes` are those of the whole model, split over `tp` GPUs; the others are of one GPU: peak activations, CUDA
-    graphs, and what is allocated outside torch. 0 when nothing is left.
+    graphs, and what is allocated outside torch. 0 when nothing is left. Raises `ValueError` as `block_bytes` does.
 
     A ceiling on tokens, not a promise: partial last blocks, the null block and reserves come off it.
     """
+    one = block_bytes(shape, block_size, tp, kv_element_bytes)
     left = utilization * total_bytes - weight_bytes / tp - activation_bytes - graph_bytes - non_torch_bytes
-    return max(0, math.floor(left / block_bytes(shape, block_size, tp, kv_element_bytes)))
+    return max(0, math.floor(left / one))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +211,7 @@ def stranded_blocks(chain: int, evicted: int) -> int:
     """Blocks of a cached prefix of `chain` blocks that can't be hit any more once block `evicted` (from 0) is gone.
 
     A lookup walks from the first block and stops at the first miss: everything behind the gap is kept for nothing.
+    Raises `ValueError` unless 0 <= `evicted` < `chain`.
     """
     if not 0 <= evicted < chain:
         raise ValueError(f"evicted={evicted}: must be in [0, {chain})")
@@ -211,6 +223,7 @@ def beam_blocks(beams: int, tokens: int, shared: int, block_size: int = 16) -> i
 
     Full blocks of the common part are held once; from the first block that differs on, every beam has its own.
     With shared=0 these are separate caches. Beams always differ in the last block: they are written on.
+    Raises `ValueError` unless 0 <= `shared` <= `tokens`.
     """
     if not 0 <= shared <= tokens:
         raise ValueError(f"shared={shared}: must be in [0, {tokens}]")
