@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from minivllm.calc.hw import DEVICES, GIB, Device
-from minivllm.calc.memory import block_bytes, blocks_for
+from minivllm.calc.memory import HybridKV, block_bytes, hybrid_kv
 from minivllm.calc.models import SHAPES, Shape
 
 # What an H100 was seen to take beside weights and KV, with steps of 8,192 tokens and up to 1,024 sequences.
+STEP_TOKENS = 8192
 ACTIVATION_BYTES, GRAPH_BYTES, OTHER_BYTES = round(1.5 * GIB), round(0.6 * GIB), round(0.9 * GIB)
 
 
@@ -21,8 +23,9 @@ class Budget:
     """What each of `tp` equal GPUs holds, in bytes, and what that leaves for KV. Weights and KV heads are split.
 
     `memory_utilization` is the share of the GPU that the engine may take. `activation_bytes` is the peak of a step, `graph_bytes`
-    are those of CUDA graphs, `other_bytes` those of the CUDA context and communication buffers. Every layer is counted as
-    if it attended to everything: a model with sliding windows needs less KV. Raises `ValueError` for values out of range.
+    are those of CUDA graphs, `other_bytes` those of the CUDA context and communication buffers. In a layer with a sliding
+    window a request is counted with its window and a step of `max_num_batched_tokens`, as an engine with layer groups
+    does. Raises `ValueError` for values out of range, and for a model whose layers all have a window: nothing bounds it.
     """
 
     shape: Shape
@@ -36,15 +39,18 @@ class Budget:
     activation_bytes: int = ACTIVATION_BYTES
     graph_bytes: int = GRAPH_BYTES
     other_bytes: int = OTHER_BYTES
+    max_num_batched_tokens: int = STEP_TOKENS
 
     def __post_init__(self) -> None:
-        for field in ("tp", "block_size", "weight_bits", "max_model_len"):
+        for field in ("tp", "block_size", "weight_bits", "max_model_len", "max_num_batched_tokens"):
             if (value := getattr(self, field)) != "auto" and value < 1:
                 raise ValueError(f"{field}={value}: must be at least 1")
         if self.kv_bits not in (8, 16):
             raise ValueError(f"kv_bits={self.kv_bits}: must be 8 or 16")
         if not 0 < self.memory_utilization <= 1:
             raise ValueError(f"memory_utilization={self.memory_utilization}: must be in (0, 1], a share of the GPU")
+        if None not in self.shape.windows:
+            raise ValueError(f"shape={self.shape.name!r}: must have a layer that attends to everything")
         block_bytes(self.shape, self.block_size, self.tp)  # raises where tp doesn't suit the KV heads
 
     @property
@@ -77,8 +83,11 @@ class Budget:
 
     @property
     def longest(self) -> int:
-        """The longest request that fits, in tokens: all blocks but the null block. 0 where none fits."""
-        return max(self.num_blocks - 1, 0) * self.block_size
+        """The longest request that fits, in tokens: in all blocks but the null block. 0 where none fits."""
+        lengths = range(0, self.num_blocks * self.block_size, self.block_size)
+        return self.block_size * max(
+            bisect_right(lengths, self.usable_kv_bytes, key=lambda n: self._kv(n).reserved) - 1, 0
+        )
 
     @property
     def length(self) -> int:
@@ -86,9 +95,19 @@ class Budget:
         return self.longest if self.max_model_len == "auto" else self.max_model_len
 
     @property
+    def usable_kv_bytes(self) -> int:
+        """Those of all blocks but the null block."""
+        return max(self.num_blocks - 1, 0) * self.block_bytes
+
+    @property
     def needed_bytes(self) -> int:
-        """KV of one request of full length."""
-        return blocks_for(self.length, self.block_size) * self.block_bytes
+        """KV to count on for one request of full length."""
+        return self._kv(self.length).reserved
+
+    @property
+    def one_table_bytes(self) -> int:
+        """KV of one request of full length if no layer gave anything up: more than `needed_bytes` where windows save."""
+        return self._kv(self.length).one_table
 
     @property
     def fits(self) -> bool:
@@ -98,7 +117,11 @@ class Budget:
     @property
     def concurrency(self) -> float:
         """How many requests of full length fit at once."""
-        return max(self.num_blocks - 1, 0) / max(blocks_for(self.length, self.block_size), 1)
+        return self.usable_kv_bytes / max(self.needed_bytes, 1)
+
+    def _kv(self, length: int) -> HybridKV:
+        in_flight, element_bytes = self.max_num_batched_tokens, self.kv_bits // 8
+        return hybrid_kv(self.shape, length, self.block_size, in_flight, self.tp, element_bytes)
 
 
 Entry = TypeVar("Entry", Shape, Device)
@@ -110,7 +133,7 @@ def find_shape(name: str) -> Shape:
 
 
 def find_device(name: str) -> Device:
-    """The device of `DEVICES` that is meant, as `find_shape`."""
+    """The device of `DEVICES` that is meant. Raises `ValueError` with the known names unless it's exactly one."""
     return _find("gpu", name, DEVICES)
 
 

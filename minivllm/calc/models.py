@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,12 @@ class Shape:
     experts: Experts | None = None
     qk_norm: bool = False
     biases: bool = False
+    window_pattern: tuple[int | None, ...] = (None,)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Each layer's window in tokens; None where a token attends to everything before it."""
+        return tuple(islice(cycle(self.window_pattern), self.num_layers))
 
     @property
     def parameters(self) -> int:
@@ -46,7 +53,10 @@ class Shape:
         return self._count(self.experts.active if self.experts else 0)
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
-        """Bytes of K and V that one token takes in all layers: 2 x layers x KV heads x head_dim x bytes."""
+        """Bytes of K and V that one token takes in all layers: 2 x layers x KV heads x head_dim x bytes.
+
+        Layers with a window keep them for a while only: see `calc.memory.hybrid_kv`.
+        """
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
 
     def _count(self, experts: int) -> int:
@@ -87,8 +97,12 @@ QWEN3_30B_A3B = Shape(
 QWEN3_235B_A22B = Shape(
     "Qwen3-235B-A22B", 94, 4096, 64, 4, 128, 0, 151936, experts=Experts(128, 8, 1536), qk_norm=True
 )  # fmt: skip
-GPT_OSS_20B = Shape("gpt-oss-20b", 24, 2880, 64, 8, 64, 0, 201088, experts=Experts(32, 4, 2880), biases=True)
-GPT_OSS_120B = Shape("gpt-oss-120b", 36, 2880, 64, 8, 64, 0, 201088, experts=Experts(128, 4, 2880), biases=True)
+GPT_OSS_20B = Shape(
+    "gpt-oss-20b", 24, 2880, 64, 8, 64, 0, 201088, experts=Experts(32, 4, 2880), biases=True, window_pattern=(128, None)
+)  # fmt: skip
+GPT_OSS_120B = Shape(
+    "gpt-oss-120b", 36, 2880, 64, 8, 64, 0, 201088, experts=Experts(128, 4, 2880), biases=True, window_pattern=(128, None)
+)  # fmt: skip
 SMOLLM2_135M = Shape("SmolLM2-135M", 30, 576, 9, 3, 64, 1536, 49152, tied=True)
 
 SHAPES = (

@@ -13,6 +13,7 @@ def decode_tps(bandwidth_bytes_per_s: float, bytes_per_token: float) -> float:
     """Most tokens a second for one user: each token reads its bytes of weights and KV once.
 
     A bound. `bytes_per_token` counts what is really read: the active experts of a mixture, not all of them.
+    Raises `ValueError` unless both are positive.
     """
     require_positive(bandwidth_bytes_per_s=bandwidth_bytes_per_s, bytes_per_token=bytes_per_token)
     return bandwidth_bytes_per_s / bytes_per_token
@@ -44,7 +45,10 @@ def spill_tps(
 
 
 def ridge_flops_per_byte(device: Device, precision: Precision = "bf16") -> float:
-    """FLOP per byte at which a device is equally long busy with arithmetic and with memory: peak / bandwidth."""
+    """FLOP per byte at which a device is equally long busy with arithmetic and with memory: peak / bandwidth.
+
+    Raises `ValueError` as `Device.peak` does.
+    """
     return device.peak(precision) / device.bandwidth_bytes_per_s
 
 
@@ -57,7 +61,7 @@ def attention_flops(shape: Shape, tokens: int, context: int = 0) -> float:
     """FLOP of scores and weighted sums for `tokens` new tokens after `context` old ones, causal.
 
     4 x layers x heads x head_dim x pairs, where token i of the new ones sees context + i (about, for many tokens):
-    pairs = tokens x context + tokens^2 / 2.
+    pairs = tokens x context + tokens^2 / 2. Windows aren't counted: every layer sees everything.
     """
     pairs = tokens * context + tokens**2 / 2
     return 4.0 * shape.num_layers * shape.num_heads * shape.head_dim * pairs
@@ -69,6 +73,7 @@ def prefill_seconds(
     """Seconds to compute the KV of `tokens` tokens after `context` cached ones, by arithmetic alone.
 
     `mfu` (model FLOP utilisation) is the share of the peak that is reached: 0.4 to 0.6 for good kernels; 1 is the bound.
+    Raises `ValueError` unless it is positive, and as `Device.peak` does.
     """
     require_positive(mfu=mfu)
     return (linear_flops(shape, tokens) + attention_flops(shape, tokens, context)) / (device.peak(precision) * mfu)
@@ -116,7 +121,8 @@ def decode_step(
     Memory: the weights once for all (`weight_bytes`; by default 2 bytes for every parameter), plus each sequence's KV.
     Compute: 2 FLOP for every active parameter and token, plus attention, at `mfu` of the peak of `precision`.
     A mixture of experts is counted as if the batch touched all experts: true for large batches, too slow for one user
-    (for him take `decode_tps` with the active bytes).
+    (for him take `decode_tps` with the active bytes), and as if every layer attended to everything, windows or not.
+    Raises `ValueError` unless `batch` and `mfu` are positive, and as `Device.peak` does.
     """
     require_positive(batch=batch, mfu=mfu)
     weights = 2.0 * shape.parameters if weight_bytes is None else weight_bytes

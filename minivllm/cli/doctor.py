@@ -16,6 +16,7 @@ import typer
 
 from minivllm.calc.hw import GIB
 from minivllm.cli.start import spinner
+from minivllm.config import ModelError
 
 CPU_FLAGS = {
     "avx2": "vector arithmetic",
@@ -164,9 +165,14 @@ def device() -> Iterator[Finding]:
 
 def model_cache() -> Iterator[Finding]:
     """Where models are kept, whether the default one is there, and whether it could be fetched."""
-    from minivllm.models.fetch import FETCH_BYTES, MEMBER, MODEL_BYTES, cache_dir
+    from minivllm.models import fetch
+    from minivllm.models.fetch import FETCH_BYTES, MEMBER, MODEL_BYTES
 
-    folder = cache_dir()
+    try:
+        folder = fetch.model_cache()
+    except ModelError as error:
+        yield Finding("model cache", str(error), Verdict.MISSING)
+        return
     model = folder / Path(MEMBER).name
     yield Finding("model cache", f"{folder} (set MINIVLLM_CACHE to change it)")
     if model.is_file() and model.stat().st_size == MODEL_BYTES:

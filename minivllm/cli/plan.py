@@ -36,8 +36,9 @@ def plan(
 ) -> None:
     """Say line by line what a GPU's memory goes to, and whether an engine would start. No model is loaded.
 
-    Activations, graphs and other are those of an H100 with steps of 8,192 tokens; measure yours. The exit code is 1 where
-    the engine would refuse to start.
+    Activations, graphs and other are those of an H100 with steps of 8,192 tokens; measure yours. A layer with a sliding window
+    is counted with its window and one such step; the table also tells what the request would take without windows. The
+    exit code is 1 where the engine would refuse to start.
     """
     from minivllm.calc.budget import Budget, find_device, find_shape
 
@@ -94,13 +95,29 @@ def budget_lines(budget: Budget) -> Iterator[tuple[str, str, str]]:
     yield "- other", gib(budget.other_bytes), "CUDA context, communication buffers"
     yield "= left for KV", gib(budget.kv_budget), ""
     yield "", "", ""
-    token_bytes = budget.block_bytes // budget.block_size
-    yield "KV of a token", f"{token_bytes / 2**10:g} KiB", "keys and values, all layers"
-    tokens = f"of {budget.block_size} tokens: {budget.num_blocks * budget.block_size:,}; one is the null block"
-    yield "KV blocks", f"{budget.num_blocks:,}", tokens
-    yield "one request", gib(budget.needed_bytes), f"{budget.length:,} tokens"
+    yield from kv_lines(budget)
     yield "at once", f"{budget.concurrency:.2f}", "requests of that length"
-    yield "longest", f"{budget.longest:,}", "tokens that one request can have"
+    yield "longest", f"{budget.longest:,}", "tokens that memory lets one request have"
+
+
+def kv_lines(budget: Budget) -> Iterator[tuple[str, str, str]]:
+    """The lines of `budget_lines` on tokens, blocks and one request; with windows, what they spare it."""
+    from minivllm.calc.memory import layers_per_block
+
+    windows, size = budget.shape.windows, budget.block_size
+    layers, together, sliding = len(windows), layers_per_block(windows), sorted({w for w in windows if w})
+    token_bytes = budget.block_bytes * layers // together // size
+    yield "KV of a token", f"{token_bytes / 2**10:g} KiB", "keys and values, all layers"
+    where = f" in {together} layers" if sliding else f": {budget.num_blocks * size:,}"
+    yield "KV blocks", f"{budget.num_blocks:,}", f"of {size} tokens{where}; one is the null block"
+    tokens = f"{budget.length:,} tokens"
+    if sliding:
+        kept = f"{' or '.join(map(str, sliding))} and a step of {budget.max_num_batched_tokens:,}"
+        few = layers - windows.count(None)
+        yield "one request", gib(budget.needed_bytes), f"{tokens}; {few} of {layers} layers keep {kept}"
+        yield "- all kept", gib(budget.one_table_bytes), 'if they kept everything: hybrid="off"'
+    else:
+        yield "one request", gib(budget.needed_bytes), tokens
 
 
 def verdict(budget: Budget) -> str:

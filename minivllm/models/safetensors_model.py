@@ -122,11 +122,10 @@ def _windows(config: Json, where: Path) -> tuple[int | None, tuple[LayerKind, ..
     if kinds is None and switch:
         num_layers, num_full = _get(config, "num_hidden_layers", where), _get(config, "max_window_layers", where)
         kinds = ["sliding_attention" if layer >= num_full else "full_attention" for layer in range(num_layers)]
-    for kind in kinds or ():
-        if kind not in LAYER_KINDS:
-            raise ModelError(
-                f"{where}: layer type {kind} is not supported; use a model with {' or '.join(LAYER_KINDS)}"
-            )
+    if unknown := [kind for kind in kinds or () if kind not in LAYER_KINDS]:
+        raise ModelError(
+            f"{where}: layer type {unknown[0]} is not supported; use a model with {' or '.join(LAYER_KINDS)}"
+        )
     if not kinds or "sliding_attention" not in kinds:
         return None, ()
     return None if switch is False else config.get("sliding_window"), tuple(LAYER_KINDS[kind] for kind in kinds)

@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from minivllm.config import ConfigError
 from minivllm.course import recall
 from minivllm.course.interview import Desk, Interview, choose, interview, main
 from minivllm.course.questions import Bank, Chapter, FollowUp, Number, Question, Wrong, load_bank
@@ -160,6 +161,11 @@ def test_rows_are_chosen_by_name_by_part_or_by_what_is_due(store):
 )
 def test_data_lives_where_the_platform_keeps_it(environment, platform, path):
     assert data_dir(environment, platform).as_posix() == path
+
+
+def test_without_a_home_folder_the_variable_is_named_with_what_to_do(homeless):
+    with pytest.raises(ConfigError, match=r"MINIVLLM_DATA=None: there is no home folder .* set it to a folder"):
+        data_dir({}, "linux")
 
 
 # the command

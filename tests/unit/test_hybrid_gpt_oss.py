@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from minivllm.calc.memory import hybrid_kv
+from minivllm.calc.models import GPT_OSS_20B, GPT_OSS_120B
 from minivllm.config import EngineConfig, ModelConfig
 from minivllm.kv.hybrid import form_groups, request_blocks, window_cap
 from minivllm.runner.kv_memory import plan_kv_memory
@@ -71,6 +73,13 @@ def test_in_the_end_a_request_holds_half_of_everything_and_a_window(num_layers, 
     assert held_bytes(memory, held[1] - 1) == pytest.approx(hybrid, abs=5e-5)
     assert 1 - held_bytes(memory, held[1] - 1) / full == pytest.approx(0.4995, abs=5e-5)
     assert max(held) <= memory.blocks_per_request
+
+
+@pytest.mark.parametrize("gpt_oss", [GPT_OSS_20B, GPT_OSS_120B])
+def test_the_calculator_says_what_the_scheduler_is_seen_to_hold_and_to_reserve(gpt_oss):
+    memory, said = plan(gpt_oss.num_layers), hybrid_kv(gpt_oss, LENGTH - 1)  # the last token drawn is never computed
+    assert said.held == peak_and_last(gpt_oss.num_layers)[1] * memory.block_bytes
+    assert hybrid_kv(gpt_oss, LENGTH, in_flight=BUDGET).reserved == memory.blocks_per_request * memory.block_bytes
 
 
 def peak_and_last(num_layers: int) -> tuple[int, int]:
