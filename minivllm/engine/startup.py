@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from minivllm.config import ConfigError, EngineConfig, ModelConfig
 from minivllm.engine.core import EngineCore, Runner, Speculation
 from minivllm.engine.draft_model import DraftSpeculation
 from minivllm.engine.grammars import Grammars
 from minivllm.engine.outputs import OutputProcessor
-from minivllm.engine.procs import LeadRunner, agree_on_free_memory, form_team, load_shard, under_torchrun
+from minivllm.engine.procs import LeadRunner, Team, agree_on_free_memory, form_team, load_shard, under_torchrun
 from minivllm.kv.hybrid import ONE_GROUP, form_groups
 from minivllm.models.decoder import Decoder, resolve_device
 from minivllm.models.fetch import resolve_model
@@ -84,7 +85,6 @@ class Engine:
     model_config: ModelConfig
     config: EngineConfig
     kv_memory: KVMemory
-    max_model_len: int
     phases: Phases
     backend: Backend
 
@@ -136,12 +136,16 @@ def start_parallel(model: str | Path | None, config: EngineConfig, phases: Phase
         raise ConfigError("memory_utilization", share, "is measured for one process only; give kv_cache_memory instead")
     if config.spec_method == "draft":
         raise ConfigError("spec_method", "draft", "its model runs in one process only; use ngram")
+    if dist.is_initialized():
+        size, fix = config.tensor_parallel_size, "one engine a process can have more than 1: end the other first"
+        raise ConfigError("tensor_parallel_size", size, fix)
     with phases("resolve model"):
         path = resolve_model(None if model is None else os.fspath(model))
     make_shard(load_config(open_checkpoint(path)), 0, config.tensor_parallel_size)  # refused before anything starts
-    with phases("processes"):
-        team = form_team(path, config)
+    team = Team()
     try:
+        with phases("processes"):
+            form_team(team, path, config)
         with phases("load weights"):
             loaded, decoder = load_shard(team.group, path, config)
         planned = plan_kv_memory(config, decoder.config, decoder.dtype, agree_on_free_memory(team.group))
@@ -219,7 +223,7 @@ def _wire(
         prompt_logprobs=prompt_logprobs,
         speculation=speculation,
     )
-    return Engine(core, tokenizer, sampler, model, config, memory, memory.max_model_len, phases, model_runner.backend)
+    return Engine(core, tokenizer, sampler, model, config, memory, phases, model_runner.backend)
 
 
 def make_draft(

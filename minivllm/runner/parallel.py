@@ -21,7 +21,7 @@ from minivllm.models.decoder import resolve_device
 from minivllm.models.layers import PackedLinear
 
 SUM_TIMEOUT = timedelta(minutes=2)
-"""How long a rank waits for the others within a step, and rank 0 for the others to take its message."""
+"""How long a rank waits for the others, at start-up and within a step, and rank 0 for the others to take its message."""
 
 MESSAGE_TIMEOUT = timedelta(days=365)
 """How long the others wait for rank 0's message: as long as nobody asks anything."""
@@ -59,11 +59,15 @@ class Group:
         return int(box)
 
 
-def _together(call: Callable[..., Any], *args: Any, **options: Any) -> None:
+def _together(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
     try:
-        call(*args, **options)
-    except (RuntimeError, ValueError) as error:  # gloo has no error type of its own
-        raise LostRankError(f"the ranks of tensor parallelism have lost each other ({error})") from error
+        return call(*args, **options)
+    except (
+        RuntimeError,
+        ValueError,
+    ) as error:  # gloo has no error type of its own, and puts a line of C++ in brackets first
+        why = str(error).rpartition("] ")[2]
+        raise LostRankError(f"the ranks of tensor parallelism have lost each other ({why})") from error
 
 
 class RowParallelLinear(PackedLinear):
@@ -87,13 +91,9 @@ def join_group(rank: int, config: EngineConfig, store: dist.Store | None = None)
     """Meet the other ranks at a store, or where torchrun's environment says; returns when all are there.
 
     The ranks share the cores of this machine, unless OMP_NUM_THREADS has decided. Raises `ConfigError` if there are fewer
-    GPUs than ranks, or if this process is in a group already.
+    GPUs than ranks, and `LostRankError` if one doesn't come.
     """
     size, device = config.tensor_parallel_size, resolve_device(config.device)
-    if dist.is_initialized():
-        raise ConfigError(
-            "tensor_parallel_size", size, "one engine a process can have more than 1: end the other first"
-        )
     if device.type == "cuda":
         if torch.cuda.device_count() < size:
             raise ConfigError("tensor_parallel_size", size, f"needs a GPU each, there are {torch.cuda.device_count()}")
@@ -102,6 +102,6 @@ def join_group(rank: int, config: EngineConfig, store: dist.Store | None = None)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=SUM_TIMEOUT)
+    _together(dist.init_process_group, backend, store=store, rank=rank, world_size=size, timeout=SUM_TIMEOUT)
     timeout = MESSAGE_TIMEOUT if rank else SUM_TIMEOUT
-    return Group(rank, size, device, dist.new_group(backend="gloo", timeout=timeout))
+    return Group(rank, size, device, _together(dist.new_group, backend="gloo", timeout=timeout))
