@@ -228,7 +228,7 @@ def elsewhere(kernel: ModuleType, build: Build, capability: int) -> str:
     if capability in build.not_on:
         return "no"
     found = facts(kernel, build, capability)
-    spilled = f" spills {found.spilled}" if found.spilled else ""
+    spilled = f", {found.spilled} spilled" if found.spilled else ""
     return f"{found.registers} regs{spilled}, {found.matrix}, {found.blocks}/SM"
 
 
@@ -245,13 +245,14 @@ def print_hopper() -> list[str]:
 
 def print_others() -> None:
     """Print what the builds compile to for other cards, and why not where they aren't compiled."""
-    print(f"\n{'kernel':{NAME}}{'sizes':46}" + "".join(f"{f'sm_{c} ({name})':28}" for c, name in OTHERS.items()))
+    print(f"\n{'kernel':{NAME}}{'sizes':46}" + "".join(f"{f'sm_{c} ({name})':32}" for c, name in OTHERS.items()))
     reasons: dict[tuple[str, int], str] = {}
     for name, kernel, build in builds():
-        print(f"{name:{NAME}}{build.label:46}" + "".join(f"{elsewhere(kernel, build, c):28}" for c in OTHERS))
+        print(f"{name:{NAME}}{build.label:46}" + "".join(f"{elsewhere(kernel, build, c):32}" for c in OTHERS))
         reasons |= {(name, capability): why for capability, why in build.not_on.items()}
+    print()
     for (name, capability), why in reasons.items():
-        print(f"\n{name}, not on sm_{capability}: {why}")
+        print(f"{name}, not on sm_{capability}: {why}")
 
 
 def main() -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from minivllm.bench.workloads import Work
 from minivllm.engine.core import EngineCore, Runner, StepResult, TokenSampler
 from minivllm.engine.grammars import compile_grammar
 from minivllm.llm import LLM
+from minivllm.obs.acceptance import Acceptance
 from minivllm.plan import StepPlan
 from minivllm.request import GuidedJson, Request, RequestOutput, SampledToken, SamplingParams, Sequence
 
@@ -115,14 +117,30 @@ def _exactly(new: int) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One repetition: metrics by name, and the bookkeeping where it was measured."""
+    """One repetition: metrics by name; the bookkeeping, and what came of drafts, where they were measured."""
 
     metrics: dict[str, float]
     bookkeeping: Bookkeeping | None = None
+    acceptance: Acceptance | None = None
 
 
 def repetition(llm: LLM, workload: str, rep: int) -> Result:
-    """Run one repetition of any workload but W5."""
+    """Run one repetition of any workload but W5; with speculation, count its drafts."""
+    if llm.engine.config.spec_method == "none":
+        return run_workload(llm, workload, rep)
+    before = drafts_so_far(llm)
+    result = run_workload(llm, workload, rep)
+    return replace(result, acceptance=drafts_so_far(llm) - before)
+
+
+def drafts_so_far(llm: LLM) -> Acceptance:
+    """A copy of what an engine has counted since it started."""
+    scheduler = llm.engine.core.scheduler
+    return Acceptance(Counter(scheduler.num_drafts), Counter(scheduler.num_accepted))
+
+
+def run_workload(llm: LLM, workload: str, rep: int) -> Result:
+    """Run and time one repetition of any workload but W5."""
     if workload == "W1":
         run = run_work(llm, workloads.single_stream(rep))
         return Result(

@@ -16,6 +16,7 @@ from minivllm.cli.flags import EngineFlags, with_flags
 from minivllm.cli.start import progress, spinner, start
 from minivllm.config import Count, check_value, one_of
 from minivllm.fleet.overlap import steps_per_unit
+from minivllm.obs.acceptance import Acceptance
 
 if TYPE_CHECKING:
     from minivllm.bench.measure import Bookkeeping, Result
@@ -52,12 +53,15 @@ def bench(
         results[name].append(result)
         if as_json:
             labels = {"engine": NAME, "mode": engines.mode, "workload": name, "rep": rep}
-            print(json.dumps(labels | result.metrics), flush=True)
+            drafts = result.acceptance.by_position() if result.acceptance else {}
+            print(json.dumps(labels | result.metrics | drafts), flush=True)
     if not as_json:
         print_table(results)
     for name, each in results.items():
         if books := [r.bookkeeping for r in each if r.bookkeeping is not None]:
             print(f"{name}: {tell_bookkeeping(books)}", file=sys.stderr)
+        if accepted := [r.acceptance for r in each if r.acceptance is not None]:
+            print(f"{name}: {sum(accepted, Acceptance())}", file=sys.stderr)
 
 
 def tell_bookkeeping(books: list[Bookkeeping]) -> str:

@@ -20,6 +20,7 @@ from minivllm.cli.flags import SYSTEM, EngineFlags, SamplingFlags, System, with_
 from minivllm.cli.start import started
 from minivllm.cli.trace_view import draw_block_tables, draw_pool, draw_timeline, steps_that_fit, tell_events
 from minivllm.config import RequestError
+from minivllm.obs.acceptance import Acceptance
 from minivllm.obs.timeline import build_timeline
 from minivllm.request import SamplingParams
 
@@ -152,6 +153,8 @@ class Chat:
         grid.add_row("attention", escape(str(self.llm.engine.backend)))
         grid.add_row("KV blocks", draw_pool(state, self.console.width - 52))
         grid.add_row("prefix cache", f"{stats.hits:,} of {stats.queries:,} prompt tokens found ({stats.hit_rate:.0%})")
+        if scheduler.config.spec_method != "none":
+            grid.add_row("speculation", str(Acceptance(scheduler.num_drafts, scheduler.num_accepted)))
         moved = scheduler.offload.stats
         if scheduler.config.host_kv_blocks:
             size = self.llm.engine.kv_memory.block_bytes
@@ -228,13 +231,12 @@ def read_lines(console: Console) -> Iterator[str]:
 @contextlib.contextmanager
 def no_echo() -> Iterator[None]:
     """Don't show what is typed while an answer streams; it is kept for the next prompt. Does nothing without a terminal."""
-    try:
-        import termios
-
-        before = termios.tcgetattr(sys.stdin)
-    except (ImportError, OSError, ValueError):  # Windows; or no terminal
+    if sys.platform == "win32" or not sys.stdin.isatty():
         yield
         return
+    import termios
+
+    before = termios.tcgetattr(sys.stdin)
     silent = list(before)
     silent[3] &= ~termios.ECHO
     termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)

@@ -22,7 +22,10 @@ MODEL_HELP = (
     " Qwen/Qwen3-0.6B. Without it: SmolLM2-135M-Instruct, fetched once."
 )
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-EngineOption, SamplingOption = (partial(Option, rich_help_panel=panel) for panel in ("Engine", "Sampling"))
+PANELS = "Engine", "KV cache", "Scheduler", "Switches", "Speculation", "Sampling"
+EngineOption, CacheOption, SchedulerOption, SwitchOption, SpeculationOption, SamplingOption = (
+    partial(Option, rich_help_panel=panel) for panel in PANELS
+)
 GREEDY = {"temperature": 0.0}
 SYSTEM = ""  # the default model answers better when it is told nothing than with its template's own message
 System = Annotated[str, Option(metavar="TEXT", help="The system message of a chat.", show_default="empty")]
@@ -50,71 +53,19 @@ class EngineFlags:
     """Which model, and the settings of `EngineConfig` that can be given on the command line."""
 
     model: Annotated[str | None, EngineOption("--model", "-m", help=MODEL_HELP, show_default=False)] = None
-    kv_cache_memory: Annotated[
-        str | None,
-        EngineOption(
-            metavar="SIZE", help="Memory for the KV cache, such as 512MiB.", show_default="10% of what is free"
-        ),
-    ] = None
-    num_kv_blocks: Annotated[int | None, EngineOption(help="Blocks in the KV cache, instead of --kv-cache-memory.")] = (
-        None
-    )
-    block_size: Annotated[int, EngineOption(help="Tokens in a KV block.")] = 16
-    memory_utilization: Annotated[
-        float | None,
-        EngineOption(
-            metavar="SHARE",
-            help="Share of the device's memory to take, weights and all; a profile run finds what is left for KV.",
-            show_default=False,
-        ),
-    ] = None
-    max_model_len: Annotated[
-        str,
-        EngineOption(
-            metavar="N|auto", help="Longest prompt and answer together, in tokens; auto: the longest that fits."
-        ),
-    ] = "auto"
-    max_num_batched_tokens: Annotated[int, EngineOption(help="Token budget of a step.")] = 2048
-    max_num_seqs: Annotated[int, EngineOption(help="Most sequences that run at once.")] = 128
-    enable_prefix_caching: Annotated[
-        bool,
-        EngineOption("--prefix-caching/--no-prefix-caching", help="Re-use KV of prompts that start alike."),
-    ] = True
-    enable_chunked_prefill: Annotated[
-        bool,
-        EngineOption("--chunked-prefill/--no-chunked-prefill", help="Let long prompts run in parts."),
-    ] = True
-    policy: Annotated[str, EngineOption(metavar="fcfs|priority|static", help="Who runs first.")] = "fcfs"
-    host_kv_blocks: Annotated[int, EngineOption(help="KV blocks kept in host memory, behind the prefix cache.")] = 0
-    preemption: Annotated[
-        str, EngineOption(metavar="recompute|swap", help="swap: a preempted request's KV waits in host memory.")
-    ] = "recompute"
-    async_depth: Annotated[int, EngineOption(help="1: plan each step while the one before it runs.")] = 0
-    spec_method: Annotated[
-        str, EngineOption(metavar="none|ngram|draft", help="Who proposes tokens for the model to check in one step.")
-    ] = "none"
-    spec_tokens: Annotated[int, EngineOption(help="Most tokens proposed to a sequence in a step.")] = 4
-    draft_model: Annotated[
-        str | None, EngineOption(metavar="MODEL", help="The smaller model of --spec-method draft.", show_default=False)
-    ] = None
-    tensor_parallel_size: Annotated[
-        int, EngineOption("--tp", metavar="N", help="Split each layer over N processes.")
-    ] = 1
     dtype: Annotated[str, EngineOption(metavar="auto|float32|bfloat16", help="Of weights and KV cache.")] = "auto"
     device: Annotated[str, EngineOption(metavar="auto|cpu|cuda", help="Where the model runs.")] = "auto"
     attention_backend: Annotated[
         str,
         EngineOption(
-            metavar="auto|triton|cpp|torch|reference",
-            help="triton and cpp read blocks in place (GPU, CPU), torch needs no kernels, reference is obviously right.",
+            metavar="NAME",
+            help="auto, or one of these: triton and cpp read blocks in place (GPU, CPU), torch needs no kernels, reference"
+            " is obviously right.",
         ),
     ] = "auto"
-    enforce_eager: Annotated[
-        bool,
-        EngineOption(
-            "--enforce-eager", help="On a GPU, launch a decode step's kernels one by one, not as a CUDA graph."
-        ),
-    ] = False
+    tensor_parallel_size: Annotated[
+        int, EngineOption("--tp", metavar="N", help="Split each layer over N processes.")
+    ] = 1
     trace_file: Annotated[
         str | None,
         EngineOption(
@@ -129,6 +80,81 @@ class EngineFlags:
             metavar="PATH",
             help="Run your answer to an exercise (a file, or a folder of them) inside the engine; may be repeated.",
         ),
+    ] = None
+    kv_cache_memory: Annotated[
+        str | None,
+        CacheOption(
+            metavar="SIZE", help="Memory for the KV cache, such as 512MiB.", show_default="10% of what is free"
+        ),
+    ] = None
+    num_kv_blocks: Annotated[int | None, CacheOption(help="Blocks in the KV cache, instead of --kv-cache-memory.")] = (
+        None
+    )
+    block_size: Annotated[int, CacheOption(help="Tokens in a KV block.")] = 16
+    memory_utilization: Annotated[
+        float | None,
+        CacheOption(
+            metavar="SHARE",
+            help="Share of the device's memory to take, weights and all; a profile run finds what is left for KV.",
+            show_default=False,
+        ),
+    ] = None
+    max_model_len: Annotated[
+        str,
+        CacheOption(
+            metavar="N|auto", help="Longest prompt and answer together, in tokens; auto: the longest that fits."
+        ),
+    ] = "auto"
+    host_kv_blocks: Annotated[int, CacheOption(help="KV blocks kept in host memory, behind the prefix cache.")] = 0
+    max_num_batched_tokens: Annotated[int, SchedulerOption(help="Token budget of a step.")] = 2048
+    max_num_seqs: Annotated[int, SchedulerOption(help="Most sequences that run at once.")] = 128
+    policy: Annotated[str, SchedulerOption(metavar="NAME", help="Who runs first: fcfs, priority or static.")] = "fcfs"
+    long_prefill_threshold: Annotated[
+        int, SchedulerOption(help="Most tokens of a sequence in a step while there are other requests; 0: no limit.")
+    ] = 0
+    watermark: Annotated[
+        float,
+        SchedulerOption(
+            metavar="SHARE", help="Share of the KV blocks left free when a request is admitted, for those that run."
+        ),
+    ] = 0.0
+    preemption: Annotated[
+        str,
+        SchedulerOption(
+            metavar="recompute|swap", help="A preempted request's KV is computed again, or waits in host memory."
+        ),
+    ] = "recompute"
+    async_depth: Annotated[int, SchedulerOption(help="1: plan each step while the one before it runs.")] = 0
+    enable_prefix_caching: Annotated[
+        bool,
+        SwitchOption("--prefix-caching/--no-prefix-caching", help="Re-use KV of prompts that start alike."),
+    ] = True
+    enable_chunked_prefill: Annotated[
+        bool,
+        SwitchOption("--chunked-prefill/--no-chunked-prefill", help="Let long prompts run in parts."),
+    ] = True
+    hybrid: Annotated[
+        str, SwitchOption(metavar="on|off", help="off: layers with a sliding window keep the KV of all tokens.")
+    ] = "on"
+    enforce_eager: Annotated[
+        bool,
+        SwitchOption(
+            "--enforce-eager", help="On a GPU, launch a decode step's kernels one by one, not as a CUDA graph."
+        ),
+    ] = False
+    spec_method: Annotated[
+        str,
+        SpeculationOption(metavar="none|ngram|draft", help="Who proposes tokens for the model to check in one step."),
+    ] = "none"
+    spec_tokens: Annotated[int, SpeculationOption(help="Most tokens proposed to a sequence in a step.")] = 4
+    spec_ngram_min: Annotated[
+        int,
+        SpeculationOption(help="ngram: look up at least this many of the last tokens."),
+    ] = 2
+    spec_ngram_max: Annotated[int, SpeculationOption(help="ngram: look up at most this many of the last tokens.")] = 4
+    draft_model: Annotated[
+        str | None,
+        SpeculationOption(metavar="MODEL", help="The smaller model of --spec-method draft.", show_default=False),
     ] = None
 
     def config(self, **changes: Any) -> EngineConfig:

@@ -136,12 +136,14 @@ def start_parallel(model: str | Path | None, config: EngineConfig, phases: Phase
         raise ConfigError("memory_utilization", share, "is measured for one process only; give kv_cache_memory instead")
     if config.spec_method == "draft":
         raise ConfigError("spec_method", "draft", "its model runs in one process only; use ngram")
+    size, gpus = config.tensor_parallel_size, torch.cuda.device_count()
     if dist.is_initialized():
-        size, fix = config.tensor_parallel_size, "one engine a process can have more than 1: end the other first"
-        raise ConfigError("tensor_parallel_size", size, fix)
+        raise ConfigError("tensor_parallel_size", size, "one engine a process can have more than 1: end the other")
+    if resolve_device(config.device).type == "cuda" and gpus < size:
+        raise ConfigError("tensor_parallel_size", size, f"needs a GPU each: set it to at most {gpus}, or device to cpu")
     with phases("resolve model"):
         path = resolve_model(None if model is None else os.fspath(model))
-    make_shard(load_config(open_checkpoint(path)), 0, config.tensor_parallel_size)  # refused before anything starts
+    make_shard(load_config(open_checkpoint(path)), 0, size)  # refused before anything starts
     team = Team()
     try:
         with phases("processes"):
@@ -231,12 +233,9 @@ def make_draft(
 ) -> DraftSpeculation:
     """A draft model over the target's blocks. Raises `ConfigError` if the two can't share them, or can't understand each other."""
     if draft is None or draft.config.vocab_size != sampler.vocab_size:
-        found = None if draft is None else f"{draft.config.vocab_size} tokens"
-        raise ConfigError("draft_model", found, f"must have the model's vocabulary of {sampler.vocab_size} tokens")
-    if draft.config.max_position < memory.max_model_len:
-        raise ConfigError(
-            "max_model_len", memory.max_model_len, f"the draft model ends at {draft.config.max_position} positions"
-        )
+        raise ConfigError("draft_model", config.draft_model, f"must have {sampler.vocab_size} tokens, as the model has")
+    if (longest := draft.config.max_position) < memory.max_model_len:
+        raise ConfigError("max_model_len", memory.max_model_len, f"set it to at most {longest}, where the draft ends")
     groups = form_groups(draft.config.windows, config.hybrid)
     if memory.windows != ONE_GROUP or [group.window for group in groups] != [None]:
         raise ConfigError(

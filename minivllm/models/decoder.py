@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minivllm.config import ModelConfig
+from minivllm.config import ConfigError, ModelConfig
 from minivllm.models import layers
 from minivllm.models.layers import LayerOps, PackedLinear, Rotary, rms_norm
 from minivllm.models.weights import check_weight, weight_shapes
@@ -118,18 +118,20 @@ class Decoder:
             hidden = layer.forward(hidden, cos, sin, attention, ops)
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, ops: LayerOps = layers) -> Tensor:
         """Scores of each token of the vocabulary to come next: rows of `forward` [R, hidden_size] -> [R, vocab_size].
 
         float32, or float64 in a float64 model. Ask for the rows that are sampled, not for all: the head is as large as
         several layers.
         """
-        normed = rms_norm(hidden, self.norm, self.config.rms_norm_eps)
+        normed = ops.rms_norm(hidden, self.norm, self.config.rms_norm_eps)
         return self.head(normed).to(self.wide)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """`auto` means a GPU if there is one."""
+    """`auto` means a GPU if there is one. Raises `ConfigError` for a GPU where there is none."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device", str(device), "torch finds no GPU: set it to cpu, or auto")
     return torch.device(device)

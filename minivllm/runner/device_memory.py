@@ -120,7 +120,7 @@ def profile_step(model: Decoder, config: EngineConfig) -> int:
     positions = torch.arange(config.max_num_batched_tokens, device=model.device) % model.config.max_position
     with watch_peak(model.device) as samples:
         hidden = model.forward(torch.zeros_like(positions), positions, lambda layer, q, k, v: q, ops)
-        model.logits(hidden[: config.max_num_seqs])
+        model.logits(hidden[: config.max_num_seqs], ops)
     return max(samples) - samples[0]
 
 

@@ -84,7 +84,7 @@ class ModelRunner:
         batch = batches[0]
         replayed = self.graphs.run(batches) if self.graphs else None
         hidden = self._forward(batches) if replayed is None else replayed
-        logits = self.model.logits(hidden.index_select(0, batch.logits_indices))
+        logits = self.model.logits(hidden.index_select(0, batch.logits_indices), self.ops)
         return StepResult(logits, self._prompt_logits(hidden, batch))
 
     def _forward(self, batches: list[InputBatch]) -> Tensor:
@@ -104,7 +104,7 @@ class ModelRunner:
 
     def _prompt_logits(self, hidden: Tensor, batch: InputBatch) -> dict[int, Tensor]:
         spans = {row: slice(*batch.query_starts[row : row + 2]) for row in batch.prompt_rows}
-        return {row: self.model.logits(hidden[span]) for row, span in spans.items()}
+        return {row: self.model.logits(hidden[span], self.ops) for row, span in spans.items()}
 
 
 View = tuple[int, int | None]

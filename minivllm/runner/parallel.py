@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from minivllm.config import ConfigError, EngineConfig, MinivllmError
+from minivllm.config import EngineConfig, MinivllmError
 from minivllm.models.decoder import resolve_device
 from minivllm.models.layers import PackedLinear
 
@@ -91,13 +91,11 @@ class RowParallelLinear(PackedLinear):
 def join_group(rank: int, config: EngineConfig, store: dist.Store | None = None) -> Group:
     """Meet the other ranks at a store, or where torchrun's environment says; returns when all are there.
 
-    The ranks share the cores of this machine, unless OMP_NUM_THREADS has decided. Raises `ConfigError` if there are fewer
-    GPUs than ranks, and `LostRankError` if one doesn't come.
+    The ranks share the cores of this machine, unless OMP_NUM_THREADS has decided; on GPUs each has one of its own. Raises
+    `LostRankError` if one doesn't come.
     """
     size, device = config.tensor_parallel_size, resolve_device(config.device)
     if device.type == "cuda":
-        if torch.cuda.device_count() < size:
-            raise ConfigError("tensor_parallel_size", size, f"needs a GPU each, there are {torch.cuda.device_count()}")
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     if "OMP_NUM_THREADS" not in os.environ:

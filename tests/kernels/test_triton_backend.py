@@ -57,6 +57,38 @@ def test_the_engine_says_the_same_on_tritons_kernels(model, cell):
     assert runner.ops is ops
 
 
+def runner_in_float32():
+    decoder = Decoder(MODEL, {n: w.float() for n, w in weights_of(MODEL).items()}, dtype=torch.float32, device="cpu")
+    return ModelRunner(decoder, EngineConfig(block_size=4, attention_backend="triton"), 17)
+
+
+def decode_step(rows):
+    """A step of rows that each have a few tokens in blocks of 4 and run one."""
+    batch = first_rows(padding_rows(rows, 3, 4, None, CPU), rows)
+    length = torch.arange(rows) + 5
+    tables = 1 + torch.arange(rows * 3).view(rows, 3)
+    return replace(
+        batch,
+        token_ids=torch.arange(rows) + 7,
+        positions=length - 1,
+        lengths=length,
+        block_tables=tables,
+        slot_mapping=tables[torch.arange(rows), (length - 1) // 4] * 4 + (length - 1) % 4,
+        logits_indices=torch.arange(rows),
+        starts=tuple((length - 1).tolist()),
+        context_lengths=tuple(length.tolist()),
+    )
+
+
+def test_every_norm_of_a_step_runs_on_the_kernels(monkeypatch):
+    fused, plain = [], []
+    for name, calls in (("add_rms_norm", fused), ("rms_norm", plain)):
+        kernel = getattr(ops, name)
+        monkeypatch.setattr(ops, name, lambda *x, calls=calls, kernel=kernel: calls.append(x) or kernel(*x))
+    runner_in_float32().run(([], [], []), [decode_step(2)])
+    assert (len(fused), len(plain)) == (MODEL.num_layers, MODEL.num_layers + 1)
+
+
 # decode steps as CUDA graphs replay them
 
 
@@ -85,27 +117,13 @@ def test_padded_decode_steps_say_the_same_and_write_nowhere_else(model, cell):
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 def test_a_padded_step_gives_its_rows_the_same_numbers_and_stores_the_same(rows):
-    decoder = Decoder(MODEL, {n: w.float() for n, w in weights_of(MODEL).items()}, dtype=torch.float32, device="cpu")
-    plain, padded = (ModelRunner(decoder, EngineConfig(block_size=4, attention_backend="triton"), 17) for _ in range(2))
+    plain, padded = runner_in_float32(), runner_in_float32()
     Padded()(padded)
     for runner in (plain, padded):
         torch.manual_seed(0)
         for pages in runner.cache.layers:
             pages[:, 4:] = torch.randn_like(pages[:, 4:])
-    batch = first_rows(padding_rows(rows, 3, 4, None, CPU), rows)
-    length = torch.arange(rows) + 5
-    tables = 1 + torch.arange(rows * 3).view(rows, 3)
-    batch = replace(
-        batch,
-        token_ids=torch.arange(rows) + 7,
-        positions=length - 1,
-        lengths=length,
-        block_tables=tables,
-        slot_mapping=tables[torch.arange(rows), (length - 1) // 4] * 4 + (length - 1) % 4,
-        logits_indices=torch.arange(rows),
-        starts=tuple((length - 1).tolist()),
-        context_lengths=tuple(length.tolist()),
-    )
+    batch = decode_step(rows)
     torch.testing.assert_close(
         padded.run(([], [], []), [batch]).logits, plain.run(([], [], []), [batch]).logits, rtol=0, atol=0
     )

@@ -4,11 +4,19 @@ import errno
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from minivllm.cli.app import app
+from minivllm.cli.ask import ask
+from minivllm.cli.bench import bench
+from minivllm.cli.chat import chat
+from minivllm.cli.generate import generate
+from minivllm.cli.plan import plan
+from minivllm.cli.trace import trace
 from minivllm.models import fetch
 from tests.cli_support import write_tiny_model
 
@@ -76,11 +84,62 @@ def test_a_prompt_longer_than_the_context_says_how_long_both_are(model: Path):
         (("--policy", "lottery"), "policy='lottery'"),
         (("--dtype", "int3"), "dtype='int3'"),
         (("--logprobs", 3), "logprobs=3"),
+        (("--hybrid", "maybe"), "hybrid='maybe': must be one of on, off"),
+        (("--watermark", 1), "watermark=1.0: must be in [0, 1)"),
+        (("--long-prefill-threshold", -1), "long_prefill_threshold=-1: must be at least 0"),
+        (("--long-prefill-threshold", 8, "--no-chunked-prefill"), "long_prefill_threshold=8: splits prompts"),
+        (("--spec-ngram-min", 0), "spec_ngram_min=0: must be at least 1"),
+        (("--spec-ngram-min", 5), "spec_ngram_max=4: must be at least 5"),
         (("--trace", "/no/such/folder/t.jsonl"), "trace_file="),
     ],
 )
 def test_a_bad_setting_is_named_with_its_value(model: Path, flags: tuple[object, ...], setting: str):
     assert setting in complaint("generate", "-p", "hi", "--model", model, "--kv-cache-memory", "1MiB", *flags)
+
+
+def flags_of(kind: type) -> list[tuple[str, str]]:
+    """(command, flag) for each flag whose value is of this type, in all commands."""
+    parsers = get_command(app).commands  # type: ignore[attr-defined]
+    hints = {command.__name__: get_type_hints(command) for command in (ask, chat, generate, bench, plan, trace)}
+    return [
+        (name, max(flag.opts, key=len))
+        for name, hint in hints.items()
+        for flag in parsers[name].params
+        if flag.name in hint and kind in (hint[flag.name], *get_args(hint[flag.name]))
+    ]
+
+
+@pytest.mark.parametrize(("command", "flag"), flags_of(int))
+@pytest.mark.parametrize("value", ["1.5", "two", ""])
+def test_a_flag_for_whole_numbers_names_itself_and_what_it_was_given(command: str, flag: str, value: str):
+    assert complaint(command, flag, value) == f"error: {flag}={value!r}: must be a whole number, in digits\n"
+
+
+@pytest.mark.parametrize(("command", "flag"), flags_of(float))
+def test_a_flag_for_numbers_names_itself_and_what_it_was_given(command: str, flag: str):
+    assert complaint(command, flag, "half") == f"error: {flag}='half': must be a number, such as 0.5\n"
+
+
+def test_all_flags_for_numbers_are_looked_at():
+    assert {("generate", "--max-tokens"), ("ask", "--tp"), ("bench", "--reps"), ("plan", "--kv-bits")} <= {
+        *flags_of(int)
+    }
+    assert {("chat", "--top-p"), ("plan", "--memory-utilization")} <= {*flags_of(float)}
+
+
+def test_the_last_of_several_values_is_the_one_that_counts():
+    assert complaint("hello", "--max-tokens", 3, "--max-tokens", "lots").startswith("error: --max-tokens='lots'")
+
+
+CHOICES = "--hybrid --policy --preemption --spec-method --dtype --device --attention-backend --async-depth"
+
+
+@pytest.mark.parametrize("flag", CHOICES.split())
+def test_a_flag_with_choices_names_the_setting_the_value_and_all_choices(flag: str):
+    setting = flag.removeprefix("--").replace("-", "_")
+    assert complaint("generate", "hi", flag, 7).startswith(
+        f"error: {setting}={7 if 'depth' in flag else '7'!r}: must be one of "
+    )
 
 
 def test_a_prompt_or_a_file_is_needed_but_not_both(model: Path):

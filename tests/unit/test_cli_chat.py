@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from minivllm.cli.answer import Answer
-from minivllm.cli.chat import Chat, WordWrap, ctrl_c_as_flag
+from minivllm.cli.chat import Chat, WordWrap, ctrl_c_as_flag, no_echo
 from minivllm.config import EngineConfig
 from minivllm.llm import LLM
 from minivllm.request import SamplingParams
@@ -101,6 +101,15 @@ def test_the_first_ctrl_c_is_a_flag_and_the_second_interrupts():
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_without_a_terminal_there_is_no_echo_to_switch_off(monkeypatch: pytest.MonkeyPatch):
+    read, write = os.pipe()
+    os.close(write)
+    with open(read) as pipe:
+        monkeypatch.setattr("sys.stdin", pipe)
+        with no_echo():
+            assert pipe.read() == ""
 
 
 def wrapped(text: str, width: int) -> str:

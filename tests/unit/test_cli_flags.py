@@ -6,6 +6,7 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
+from minivllm.cli.app import app as minivllm
 from minivllm.cli.flags import EngineFlags, SamplingFlags, parse_size, with_flags
 from minivllm.config import ConfigError, EngineConfig, RequestError
 from minivllm.request import SamplingParams
@@ -33,13 +34,54 @@ def test_every_engine_flag_reaches_the_configuration():
     flags = EngineFlags(
         kv_cache_memory="1MiB", num_kv_blocks=9, block_size=4, max_model_len="64", max_num_batched_tokens=32, max_num_seqs=2,
         enable_prefix_caching=False, enable_chunked_prefill=False, policy="priority", dtype="float32", device="cpu",
-        attention_backend="reference", trace_file="t.jsonl", memory_utilization=0.5,
+        attention_backend="reference", trace_file="t.jsonl", memory_utilization=0.5, hybrid="off", watermark=0.1,
+        spec_method="ngram", spec_ngram_min=3, spec_ngram_max=6,
     )  # fmt: skip
     assert flags.config() == EngineConfig(
         kv_cache_memory=2**20, num_kv_blocks=9, block_size=4, max_model_len=64, max_num_batched_tokens=32, max_num_seqs=2,
         enable_prefix_caching=False, enable_chunked_prefill=False, policy="priority", dtype="float32", device="cpu",
-        attention_backend="reference", trace_file="t.jsonl", memory_utilization=0.5,
+        attention_backend="reference", trace_file="t.jsonl", memory_utilization=0.5, hybrid="off", watermark=0.1,
+        spec_method="ngram", spec_ngram_min=3, spec_ngram_max=6,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        ("--hybrid off", {"hybrid": "off"}),
+        ("--watermark 0.25", {"watermark": 0.25}),
+        ("--long-prefill-threshold 64", {"long_prefill_threshold": 64}),
+        ("--spec-ngram-min 3", {"spec_ngram_min": 3}),
+        ("--spec-ngram-max 6", {"spec_ngram_max": 6}),
+        ("--no-prefix-caching", {"enable_prefix_caching": False}),
+        ("--tp 2", {"tensor_parallel_size": 2}),
+    ],
+)
+def test_words_on_the_command_line_become_settings(words: str, setting: dict[str, object]):
+    assert parsed(words).config() == EngineConfig(**setting)
+
+
+def parsed(words: str) -> EngineFlags:
+    """The engine flags that a command gets from its arguments."""
+    got = []
+    app = Typer()
+
+    @app.command()
+    @with_flags
+    def command(engine: EngineFlags) -> None:
+        """A command."""
+        got.append(engine)
+
+    result = CliRunner().invoke(app, words.split())
+    assert result.exit_code == 0, result.stderr
+    return got[0]
+
+
+@pytest.mark.parametrize("command", ["ask", "chat", "generate", "bench", "plan", "trace"])
+def test_help_is_not_cut_off_on_a_terminal_of_80_columns(command: str):
+    result = CliRunner().invoke(minivllm, [command, "--help"], env={"COLUMNS": "80"})
+    assert max(map(len, result.stdout.splitlines())) == 80
+    assert "…" not in result.stdout
 
 
 def test_every_sampling_flag_reaches_the_parameters():

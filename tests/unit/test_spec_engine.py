@@ -183,7 +183,11 @@ def test_what_does_not_go_together_is_refused(config, field):
 
 @pytest.mark.parametrize(
     ("change", "fault"),
-    [({"vocab_size": 300}, "vocabulary"), ({"max_position": 64}, "positions"), ({"sliding_window": 8}, "block table")],
+    [
+        ({"vocab_size": 300}, "draft_model='in memory'"),
+        ({"max_position": 64}, "max_model_len"),
+        ({"sliding_window": 8}, "block table"),
+    ],
 )
 def test_a_draft_model_that_does_not_fit_is_refused(decoder, change, fault):
     with pytest.raises(ConfigError, match=fault):

@@ -179,6 +179,6 @@ def test_a_profiled_step_has_the_budgeted_tokens_and_the_rows_that_a_step_sample
     decoder, sizes = tiny_decoder(), []
     forward, logits = decoder.forward, decoder.logits
     monkeypatch.setattr(decoder, "forward", lambda ids, *rest: sizes.append(len(ids)) or forward(ids, *rest))
-    monkeypatch.setattr(decoder, "logits", lambda hidden: sizes.append(len(hidden)) or logits(hidden))
+    monkeypatch.setattr(decoder, "logits", lambda hidden, *rest: sizes.append(len(hidden)) or logits(hidden, *rest))
     assert profile_step(decoder, EngineConfig(max_num_batched_tokens=300, max_num_seqs=5)) >= 0
     assert sizes == [300, 5]
