@@ -48,7 +48,7 @@ class LLM:
         text = prompt if isinstance(prompt, str) else None
         ids = self.engine.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_tokens(ids, params)
-        room = self.engine.max_model_len - len(ids)
+        room = self.engine.kv_memory.max_model_len - len(ids)
         return Request(
             f"r{next(self._ids)}",
             ids,
@@ -67,7 +67,7 @@ class LLM:
             raise RequestError("width", params.width, f"needs {needed} candidates a beam, there are {vocab} tokens")
 
     def _check_tokens(self, ids: list[int], params: SamplingParams) -> None:
-        longest = self.engine.max_model_len - 1
+        longest = self.engine.kv_memory.max_model_len - 1
         if not 1 <= len(ids) <= longest:
             raise RequestError(
                 "prompt", f"{len(ids)} tokens", f"must have 1 to {longest} tokens to leave room for an answer"

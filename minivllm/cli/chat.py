@@ -134,7 +134,7 @@ class Chat:
 
     def fitting_prompt(self) -> str:
         """The conversation as a prompt. If it fills more than half the context, the oldest exchanges are forgotten."""
-        encode, room = self.llm.tokenizer.encode, self.llm.engine.max_model_len // 2
+        encode, room = self.llm.tokenizer.encode, self.llm.engine.kv_memory.max_model_len // 2
         prompt, oldest = self.llm.chat_prompt(self.messages), len(self.start)
         while len(self.messages) > oldest + 1 and len(encode(prompt)) > room:
             del self.messages[oldest : oldest + 2]

@@ -1,7 +1,8 @@
 """The processes of tensor parallelism: rank 0 is this process, the others are its children, or torchrun's.
 
 Children watch their parent, so none outlives it, however it ends. When a rank ends, the connections to it break: the
-step of the others fails, rank 0 says who ended, and everybody leaves.
+step of the others fails, rank 0 says who ended, and everybody leaves. A rank that is stopped (SIGSTOP, a debugger) breaks
+nothing: if it doesn't go on within `SUM_TIMEOUT`, the others give up, and rank 0 kills it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import NoReturn
 
+import psutil  # type: ignore[import-untyped]
 import torch.distributed as dist
 
 from minivllm.config import ConfigError, EngineConfig
@@ -35,23 +38,27 @@ EXIT_WAIT = 5.0
 
 @dataclass(slots=True)
 class Team:
-    """The group as rank 0 has it, with the processes that it started (none under torchrun: they are torchrun's)."""
+    """The processes that rank 0 has started (none under torchrun: they are torchrun's), and the group that they meet in.
+    `ended` says why there is none any more."""
 
-    group: Group
-    processes: list[SpawnProcess]
-    ended: bool = False
+    processes: list[SpawnProcess] = field(default_factory=list)
+    group: Group = field(init=False)
+    ended: str | None = None
 
     def end(self, error: BaseException | None = None) -> BaseException | None:
         """End the processes, and leave the group; once, for the next engine's group may be there already.
 
-        Returns the error that made it necessary; if a rank has been lost, one that names the rank and how it ended.
+        Returns the error that made it necessary; if a rank has been lost, one that names the rank and how it ended, or in
+        what state those are that haven't.
         """
-        if isinstance(error, LostRankError) and (lost := wait_for_end(self.processes, EXIT_WAIT)):
+        if isinstance(error, LostRankError):
+            lost = wait_for_end(self.processes, EXIT_WAIT) or ", ".join([str(error), *states(self.processes)])
             error = LostRankError(f"{lost}; start the engine again")
-        if not self.ended:
-            self.ended = True
+        if self.ended is None:
+            self.ended = str(error or "nobody needs the ranks any more")
             stop(self.processes)
-            dist.destroy_process_group()
+            if dist.is_initialized():
+                dist.destroy_process_group()
         return error
 
 
@@ -62,30 +69,27 @@ class LeadRunner:
     def __init__(self, team: Team, decoder: Decoder, config: EngineConfig, num_blocks: int) -> None:
         self.runner = ModelRunner(decoder, config, num_blocks)
         self.team, self.model, self.backend = team, decoder, self.runner.backend
-        self.failure = ""
         team.group.share(num_blocks)
         weakref.finalize(self, team.end)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """See `engine/core.py:Runner`. Raises `LostRankError` naming the rank that has ended and its exit code."""
-        if self.failure:
-            raise LostRankError(self.failure)
+        if self.team.ended is not None:
+            raise LostRankError(self.team.ended)
         try:
             batches = self.runner.input_batches(plan, "cpu")
             self.team.group.share((plan.moves, [batch.without_logits() for batch in batches]))
             return self.runner.run(plan.moves, [batch.to(self.team.group.device) for batch in batches])
         except Exception as error:
-            cause = self.team.end(error) or error
-            self.failure = str(cause)
-            raise cause from None
+            raise self.team.end(error) or error from None
 
 
 def serve(rank: int, store: dist.Store | None, path: Path, config: EngineConfig) -> NoReturn:
     """The life of a rank above 0: load its shard, then run step after step until the group breaks. Whoever broke it has
     said why, and Ctrl-C is for rank 0 to hear: this one just leaves."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    group = join_group(rank, config, store)
     try:
+        group = join_group(rank, config, store)
         _, decoder = load_shard(group, path, config)
         agree_on_free_memory(group)
         runner = ModelRunner(decoder, config, group.share())
@@ -127,34 +131,31 @@ def under_torchrun(config: EngineConfig) -> EngineConfig:
     return replace(config, tensor_parallel_size=size) if size > 1 else config
 
 
-def form_team(path: Path, config: EngineConfig) -> Team:
+def form_team(team: Team, path: Path, config: EngineConfig) -> None:
     """Bring all ranks together; at rank 0 it returns when they are there. Under torchrun the others serve in here, and
     leave with exit code 0 when rank 0 has left.
 
     Raises `LostRankError` if one can't start.
     """
-    if torchrun_size() == 1:
-        return start_team(path, config)
-    rank = int(os.environ["RANK"])
-    return serve(rank, None, path, config) if rank else Team(join_group(rank, config), [])
+    launched = torchrun_size() > 1
+    if launched and (rank := int(os.environ["RANK"])):
+        serve(rank, None, path, config)
+    team.group = join_group(0, config, None if launched else start_processes(team, path, config))
 
 
-def start_team(path: Path, config: EngineConfig) -> Team:
-    """Start a process for each rank above 0, and meet them."""
+def start_processes(team: Team, path: Path, config: EngineConfig) -> dist.Store:
+    """Start a process for each rank above 0; returns a store to meet them at, when all are there."""
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=SUM_TIMEOUT)
     spawn = partial(multiprocessing.get_context("spawn").Process, target=be_child, daemon=True)
     ranks = range(1, config.tensor_parallel_size)
-    processes = [spawn(name=f"rank {rank}", args=(rank, store.port, path, config)) for rank in ranks]
-    try:
-        for process in processes:
-            process.start()
-        while not store.check([process.name for process in processes]):
-            if lost := wait_for_end(processes, 0.05):
-                raise LostRankError(f"{lost} before it could begin; what it wrote says why")
-        return Team(join_group(0, config, store), processes)
-    except BaseException:
-        stop(processes)
-        raise
+    team.processes = [spawn(name=f"rank {rank}", args=(rank, store.port, path, config)) for rank in ranks]
+    for process in team.processes:
+        process.start()
+    give_up = time.monotonic() + SUM_TIMEOUT.total_seconds()
+    while not store.check([process.name for process in team.processes]):
+        if wait_for_end(team.processes, 0.05) or time.monotonic() > give_up:
+            raise LostRankError("not all ranks of tensor parallelism could begin")
+    return store
 
 
 def be_child(rank: int, port: int, path: Path, config: EngineConfig) -> None:
@@ -166,24 +167,28 @@ def be_child(rank: int, port: int, path: Path, config: EngineConfig) -> None:
 
 
 def _leave_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
         os._exit(1)
 
 
 def wait_for_end(processes: list[SpawnProcess], seconds: float) -> str | None:
-    """Which process has ended, and how; None if all still run after a while. Of several the one that ended worst: those
-    who left because it had ended have exit code 0."""
+    """Which process has ended, and how; of several the one that ended worst. None if after a while all still run, or those
+    that don't have left because another was lost: with exit code 0."""
     sentinels = connection.wait([process.sentinel for process in processes], seconds)
     ended = [process for process in processes if process.sentinel in sentinels]
     for process in ended:
         process.join()  # its exit code is known a moment after its connections have gone
-    if not ended:
+    worst = max(ended, key=lambda process: abs(process.exitcode or 0), default=None)
+    if worst is None or not (code := worst.exitcode):
         return None
-    worst = max(ended, key=lambda process: abs(process.exitcode or 0))
-    killed_by = f" ({signal.Signals(-code).name})" if (code := worst.exitcode or 0) < 0 else ""
-    return f"{worst.name} of {len(processes) + 1} has ended with exit code {code}{killed_by}"
+    why = signal.Signals(-code).name if code < 0 else "what it wrote says why"
+    return f"{worst.name} of {len(processes) + 1} has ended with exit code {code} ({why})"
+
+
+def states(processes: list[SpawnProcess]) -> list[str]:
+    """What the operating system says of each process that hasn't ended, as in "rank 1 is stopped"."""
+    return [f"{process.name} is {psutil.Process(process.pid).status()}" for process in processes if process.is_alive()]
 
 
 def stop(processes: list[SpawnProcess]) -> None:

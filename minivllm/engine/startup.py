@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from minivllm.config import ConfigError, EngineConfig, ModelConfig
 from minivllm.engine.core import EngineCore, Runner, Speculation
 from minivllm.engine.draft_model import DraftSpeculation
 from minivllm.engine.grammars import Grammars
 from minivllm.engine.outputs import OutputProcessor
-from minivllm.engine.procs import LeadRunner, agree_on_free_memory, form_team, load_shard, under_torchrun
+from minivllm.engine.procs import LeadRunner, Team, agree_on_free_memory, form_team, load_shard, under_torchrun
 from minivllm.kv.hybrid import ONE_GROUP, form_groups
 from minivllm.models.decoder import Decoder, resolve_device
 from minivllm.models.fetch import resolve_model
@@ -84,7 +85,6 @@ class Engine:
     model_config: ModelConfig
     config: EngineConfig
     kv_memory: KVMemory
-    max_model_len: int
     phases: Phases
     backend: Backend
 
@@ -137,14 +137,17 @@ def start_parallel(model: str | Path | None, config: EngineConfig, phases: Phase
     if config.spec_method == "draft":
         raise ConfigError("spec_method", "draft", "its model runs in one process only; use ngram")
     size, gpus = config.tensor_parallel_size, torch.cuda.device_count()
+    if dist.is_initialized():
+        raise ConfigError("tensor_parallel_size", size, "one engine a process can have more than 1: end the other")
     if resolve_device(config.device).type == "cuda" and gpus < size:
         raise ConfigError("tensor_parallel_size", size, f"needs a GPU each: set it to at most {gpus}, or device to cpu")
     with phases("resolve model"):
         path = resolve_model(None if model is None else os.fspath(model))
     make_shard(load_config(open_checkpoint(path)), 0, size)  # refused before anything starts
-    with phases("processes"):
-        team = form_team(path, config)
+    team = Team()
     try:
+        with phases("processes"):
+            form_team(team, path, config)
         with phases("load weights"):
             loaded, decoder = load_shard(team.group, path, config)
         planned = plan_kv_memory(config, decoder.config, decoder.dtype, agree_on_free_memory(team.group))
@@ -222,7 +225,7 @@ def _wire(
         prompt_logprobs=prompt_logprobs,
         speculation=speculation,
     )
-    return Engine(core, tokenizer, sampler, model, config, memory, memory.max_model_len, phases, model_runner.backend)
+    return Engine(core, tokenizer, sampler, model, config, memory, phases, model_runner.backend)
 
 
 def make_draft(

@@ -89,11 +89,6 @@ def plan_kv_memory(
     return planned
 
 
-def num_kv_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """Blocks of the KV cache, the null block included; see `plan_kv_memory`."""
-    return plan_kv_memory(config, model, dtype).num_blocks
-
-
 def _count_blocks(config: EngineConfig, block_bytes: int, memory: DeviceMemory | None) -> tuple[str, int]:
     if config.num_kv_blocks is not None:
         return "num_kv_blocks", config.num_kv_blocks

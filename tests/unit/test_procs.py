@@ -3,11 +3,14 @@
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from multiprocessing.context import SpawnProcess
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -78,6 +81,32 @@ def test_a_killed_rank_ends_the_run_with_one_error_that_names_it(model):
         tokens(llm)
 
 
+def run_until_all_have_left(program, *arguments):
+    """What it wrote, once it and all processes that it started have ended: they all hold the pipe. If they don't, they
+    are killed."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", program, *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        return process.communicate(timeout=90)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+
+
+@pytest.mark.parametrize(("point", "size"), [("spawned", 2), ("meeting", 2), ("loading", 2), ("step", 2), ("step", 3)])
+def test_a_stopped_rank_ends_the_run_with_one_error_that_names_it_and_leaves_no_process(model, point, size):
+    """Stopped, not killed: none of its connections breaks. At three ranks the third gives up, too, and isn't blamed."""
+    said, logged = run_until_all_have_left("tests.stopped_rank", point, str(size), str(model))
+    assert re.fullmatch(r".* of tensor parallelism .*, rank 1 is stopped; start the engine again\n", said)
+    assert "Traceback" not in logged
+
+
+def test_a_stopped_rank_keeps_nobody_from_leaving(model):
+    assert run_until_all_have_left("tests.stopped_rank", "idle", "2", str(model)) == ("", "")
+
+
 def test_after_a_lost_rank_a_new_engine_can_start_and_outlives_the_old_one(model):
     old = LLM(model, CONFIG)
     children()[0].kill()
@@ -92,6 +121,23 @@ def test_a_failed_start_leaves_no_process(model):
     with pytest.raises(ConfigError, match="max_model_len"):
         LLM(model, replace(CONFIG, max_model_len=10**6))
     assert children() == []
+
+
+def test_a_rank_that_dies_before_it_can_begin_is_named(model, monkeypatch):
+    start = SpawnProcess.start
+    monkeypatch.setattr(SpawnProcess, "start", lambda process: (start(process), process.kill()))
+    with pytest.raises(LostRankError, match=r"^rank 1 of 2 has ended with exit code -9 \(SIGKILL\)"):
+        LLM(model, CONFIG)
+    assert children() == []
+
+
+def test_after_a_start_that_failed_on_the_way_into_the_group_another_can_succeed(model, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.distributed.new_group", Mock(side_effect=RuntimeError("no way")))
+        with pytest.raises(LostRankError, match="no way"):
+            LLM(model, CONFIG)
+    assert children() == []
+    assert tokens(LLM(model, CONFIG))
 
 
 def test_a_size_that_the_model_can_t_have_is_refused_before_any_process_starts(model):

@@ -9,7 +9,7 @@ from minivllm.calc.hw import GIB
 from minivllm.config import ConfigError, EngineConfig, ModelConfig
 from minivllm.runner.device_memory import DeviceMemory
 from minivllm.runner.kv_cache import KVCache
-from minivllm.runner.kv_memory import num_kv_blocks, plan_kv_memory
+from minivllm.runner.kv_memory import plan_kv_memory
 
 SMOLLM2 = ModelConfig("llama", 49152, 576, 1536, 30, 9, 3, 64, max_position=8192)
 TOKEN_BYTES = 23_040  # 2 * 30 layers * 3 heads * 64 * 2 bytes
@@ -28,7 +28,6 @@ def test_a_tenth_of_free_memory_by_default():
 def test_bytes_win_over_the_fraction_and_a_count_over_both():
     assert plan(kv_cache_memory=600 * 16 * TOKEN_BYTES + 1).num_blocks == 600
     assert plan(kv_cache_memory=1, num_kv_blocks=700).num_blocks == 700
-    assert num_kv_blocks(EngineConfig(num_kv_blocks=700), SMOLLM2, torch.bfloat16) == 700
 
 
 def test_one_request_of_full_length_must_fit_beside_the_null_block():

@@ -120,7 +120,8 @@ def test_a_draft_model_that_ends_before_the_longest_request_is_refused():
 
 def test_a_draft_model_that_ends_with_the_longest_request_starts():
     config = replace(DRAFTING, max_model_len=64)
-    assert build_engine(decoder(), ByteTokenizer(), config, draft=decoder(max_position=64)).max_model_len == 64
+    engine = build_engine(decoder(), ByteTokenizer(), config, draft=decoder(max_position=64))
+    assert engine.kv_memory.max_model_len == 64
 
 
 def test_a_draft_model_with_layers_of_two_kinds_is_refused():
