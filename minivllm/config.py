@@ -18,7 +18,7 @@ class ConfigError(MinivllmError, ValueError):
     """A setting has a value the engine can't run with."""
 
     def __init__(self, field: str, value: object, fix: str) -> None:
-        super().__init__(f"{field}={value!r}: {fix}")
+        super().__init__(f"{field}={value!r:.200}: {fix}")  # of a long value, its beginning
         self.field, self.value, self.fix = field, value, fix
 
 
@@ -67,13 +67,16 @@ CountOrZero = Annotated[Whole, at_least(0)]
 
 
 def check_value(field: str, value: object, kind: Any, error: type[ConfigError] = ConfigError) -> None:
-    """Raise `error` if a type refuses a value: by the rules in an `Annotated`, or because it is none of a `Literal`'s.
+    """Raise `error` if a type refuses a value: by the rules in an `Annotated`, or because it is none of a `Literal`'s
+    or not true or false.
     `.. | None` lets None pass; other types say nothing."""
     if NoneType in get_args(kind):
         if value is None:
             return
         kind = get_args(kind)[0]
-    rules = [one_of(get_args(kind))] if get_origin(kind) is Literal else getattr(kind, "__metadata__", ())
+    rules = getattr(kind, "__metadata__", ())
+    if kind is bool or get_origin(kind) is Literal:
+        rules = [one_of(get_args(kind) or (True, False))]
     for rule in rules:
         rule.check(field, value, error)
 

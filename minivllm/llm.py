@@ -135,7 +135,8 @@ class LLM:
             core.add, request, lambda out: loop.call_soon_threadsafe(queue.put_nowait, out), stream=True
         )
         self._streams.add(queue)
-        self._step_in_background()
+        if self._stepper is None or self._stepper.done():
+            self._stepper = asyncio.create_task(self._step_until_idle())
         try:
             while True:
                 output = await queue.get()
@@ -148,12 +149,8 @@ class LLM:
             self._streams.discard(queue)
             await asyncio.shield(asyncio.to_thread(core.abort, request.id))
 
-    def _step_in_background(self) -> None:
-        """See to it that somebody steps the engine while requests are there; a failed step reaches every stream."""
-        if self._stepper is None or self._stepper.done():
-            self._stepper = asyncio.create_task(self._step_until_idle())
-
     async def _step_until_idle(self) -> None:
+        """Step the engine for all streams; a failed step reaches every one."""
         try:
             while self.engine.core.has_requests:
                 await asyncio.to_thread(self.engine.core.step)

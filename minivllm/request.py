@@ -47,7 +47,11 @@ class GuidedChoice:
 
     def __post_init__(self) -> None:
         choices = self.choices
-        if isinstance(choices, str) or not choices or not all(isinstance(choice, str) for choice in choices):
+        if (
+            not isinstance(choices, (list, tuple))
+            or not choices
+            or not all(isinstance(choice, str) for choice in choices)
+        ):
             raise RequestError("guided", choices, "choices must be a list of at least one text")
         object.__setattr__(self, "choices", tuple(choices))
 
@@ -101,7 +105,7 @@ class SamplingParams:
     min_p: Annotated[Number, within(0, 1)] = 0.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[Number, Must("be more than 0", lambda factor: factor > 0)] = 1.0
+    repetition_penalty: Annotated[Number, within(0.01, 100)] = 1.0
     logit_bias: Mapping[int, Bias] = field(default_factory=dict)
     seed: Annotated[Whole, within(0, 2**63 - 1)] | None = None
     max_tokens: Count | None = None

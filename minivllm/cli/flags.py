@@ -129,6 +129,10 @@ class EngineFlags:
         bool,
         SwitchOption("--prefix-caching/--no-prefix-caching", help="Re-use KV of prompts that start alike."),
     ] = True
+    partial_block_hits: Annotated[
+        bool,
+        SwitchOption("--partial-block-hits", help="Re-use the prefix of a block, too; the rest of it is copied."),
+    ] = False
     enable_chunked_prefill: Annotated[
         bool,
         SwitchOption("--chunked-prefill/--no-chunked-prefill", help="Let long prompts run in parts."),

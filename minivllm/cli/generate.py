@@ -149,7 +149,7 @@ def write_output(llm: LLM, job: Job, output: RequestOutput, *, as_json: bool, he
     """Write a prompt's n answers to stdout; as text, each under a heading if there are several."""
     for completion in output.outputs:
         if as_json:
-            print(json.dumps(as_record(llm, job, output, completion), ensure_ascii=False))
+            print(json.dumps(as_record(llm, job, output, completion), ensure_ascii=False, allow_nan=False))
             continue
         if heading:
             print(f"--- {job.source}" + (f", answer {completion.index + 1}" if len(output.outputs) > 1 else ""))

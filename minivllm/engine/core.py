@@ -22,21 +22,11 @@ from minivllm.engine.grammars import Grammars, Masks
 from minivllm.engine.outputs import OutputProcessor, Sink
 from minivllm.plan import StepPlan
 from minivllm.request import Request, SampledToken, Sequence, TokenLogprob
+from minivllm.runner.model_runner import StepResult
 from minivllm.sample.grammar.mask import apply_masks
 from minivllm.sched.scheduler import Scheduler
 
 GRAMMAR_WAIT = 0.02
-
-
-class StepResult(Protocol):
-    """What a forward gives: `logits` float32 [R, V], one row for each plan row with samples, and the logits of prompt
-    positions, float32 [num_tokens, V] for each plan row (by its index) whose request asked for prompt logprobs."""
-
-    @property
-    def logits(self) -> Tensor: ...
-
-    @property
-    def prompt_logits(self) -> dict[int, Tensor]: ...
 
 
 class Runner(Protocol):

@@ -68,9 +68,7 @@ class KVCache:
         return out.view(2, self.num_kv_heads, -1, self.head_dim)
 
     def copy_blocks(self, pairs: Many[tuple[int, int]]) -> None:
-        """Copy blocks (source, destination) in all layers; every source is read before any destination is written."""
-        if not pairs:
-            return
+        """Copy some blocks (source, destination) in all layers; every source is read before any destination is written."""
         source, destination = torch.tensor(pairs, device=self._planes.device).unbind(1)
         for blocks in self._blocks():
             blocks.index_copy_(1, destination, blocks.index_select(1, source))
@@ -80,18 +78,14 @@ class KVCache:
         return [layer.view(len(layer), -1, self.block_size * self.head_dim) for layer in self.layers]
 
     def store_blocks(self, pairs: Many[tuple[int, int]]) -> None:
-        """Copy blocks (block, host slot) to host memory, all of a layer at once."""
-        if not pairs:
-            return
+        """Copy some blocks (block, host slot) to host memory, all of a layer at once."""
         source, destination = torch.tensor(pairs).unbind(1)
         for i, blocks in enumerate(self._blocks()):
             gathered = blocks.index_select(1, source.to(blocks.device)).transpose(0, 1)
             self.host[:, i].index_copy_(0, destination, gathered.cpu())
 
     def load_blocks(self, pairs: Many[tuple[int, int]]) -> None:
-        """Copy blocks (host slot, block) back from host memory, all of a layer at once."""
-        if not pairs:
-            return
+        """Copy some blocks (host slot, block) back from host memory, all of a layer at once."""
         source, destination = torch.tensor(pairs).unbind(1)
         for i, blocks in enumerate(self._blocks()):
             gathered = self.host[:, i].index_select(0, source).transpose(0, 1)

@@ -77,7 +77,9 @@ def plan_kv_memory(
     bytes_per_token = model.kv_bytes_per_token(dtype.itemsize) * num_pages // model.num_layers
     if draft is not None:
         bytes_per_token += draft.kv_bytes_per_token(dtype.itemsize)
+    memory = memory or read_memory(resolve_device(config.device))
     source, num_blocks = _count_blocks(config, bytes_per_token * config.block_size, memory)
+    _check_room(config, source, num_blocks, bytes_per_token * config.block_size, memory)
     fits = longest_request(num_blocks - 1, windows, config, model.max_position)
     if fits < 1:
         least = f"{len(windows) + 1} are the least, one of them the null block, and it makes {num_blocks}"
@@ -89,15 +91,23 @@ def plan_kv_memory(
     return planned
 
 
-def _count_blocks(config: EngineConfig, block_bytes: int, memory: DeviceMemory | None) -> tuple[str, int]:
+def _count_blocks(config: EngineConfig, block_bytes: int, memory: DeviceMemory) -> tuple[str, int]:
     if config.num_kv_blocks is not None:
         return "num_kv_blocks", config.num_kv_blocks
     if config.kv_cache_memory is not None:
         return "kv_cache_memory", config.kv_cache_memory // block_bytes
-    memory = memory or read_memory(resolve_device(config.device))
     if config.memory_utilization is not None:
         return "memory_utilization", kv_budget(memory, config, config.memory_utilization) // block_bytes
     return "kv_memory_fraction", int(memory.left_bytes * config.kv_memory_fraction) // block_bytes
+
+
+def _check_room(config: EngineConfig, source: str, num_blocks: int, block_bytes: int, memory: DeviceMemory) -> None:
+    """All blocks must find room, on a CPU those of the host tier too: memory is given out before it is there."""
+    in_host = config.host_kv_blocks if resolve_device(config.device).type == "cpu" else 0
+    if (asked := (num_blocks + in_host) * block_bytes) > memory.left_bytes:
+        what = f"{num_blocks:,} blocks" + (f" and {in_host:,} of host_kv_blocks" if in_host else "")
+        fix = f"{what} take {gib(asked)}, but {gib(memory.left_bytes)} are free; ask for less, or end other programs"
+        raise ConfigError(source, getattr(config, source), fix)
 
 
 def _check_max_model_len(memory: KVMemory, max_position: int, fits: int) -> None:

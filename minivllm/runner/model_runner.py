@@ -77,10 +77,10 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, moves: Moves, batches: list[InputBatch]) -> StepResult:
         """Move blocks as `StepPlan.moves` says, then run `input_batches`."""
-        stores, loads, copies = moves
-        self.cache.store_blocks(stores)
-        self.cache.load_blocks(loads)
-        self.cache.copy_blocks(copies)
+        cache = self.cache
+        for move, pairs in zip((cache.store_blocks, cache.load_blocks, cache.copy_blocks), moves, strict=True):
+            if pairs:
+                move(pairs)
         batch = batches[0]
         replayed = self.graphs.run(batches) if self.graphs else None
         hidden = self._forward(batches) if replayed is None else replayed

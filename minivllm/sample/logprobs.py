@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Many
 
 import numpy as np
@@ -31,7 +32,8 @@ def token_logprobs(logits: Tensor, token_ids: Many[int], num_top: Many[int]) -> 
     tokens.
 
     Logits are taken as they are: pass the model's own, before temperature or penalties. The logarithm is natural.
-    Rank 1 is the most likely token; among equal ones the lower id ranks first, in `rank` and in `top`.
+    Rank 1 is the most likely token; among equal ones the lower id ranks first, in `rank` and in `top`. Tokens that can't be
+    drawn (-inf: a grammar forbids them) aren't in `top`.
     """
     if not token_ids:
         return []
@@ -56,7 +58,8 @@ def top_logprobs(logits: Tensor, k: int) -> list[tuple[tuple[int, float], ...]]:
 
 def _top(row: Tensor, total: Tensor, k: int) -> tuple[tuple[int, float], ...]:
     ids = rank_tokens(row.cpu().numpy(), k)
-    return tuple(zip(ids.tolist(), (row[torch.from_numpy(ids)] - total).tolist(), strict=True))
+    pairs = zip(ids.tolist(), (row[torch.from_numpy(ids)] - total).tolist(), strict=True)
+    return tuple(pair for pair in pairs if pair[1] > -math.inf)
 
 
 def prompt_logprobs(logits: Tensor, token_ids: Many[int], k: int) -> list[TokenLogprob]:

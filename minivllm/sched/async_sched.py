@@ -22,7 +22,9 @@ off for a whole engine, by what it was started with.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+from functools import cache
 
 from minivllm.config import EngineConfig
 from minivllm.kv.manager import KVCacheManager
@@ -51,6 +53,7 @@ class InFlight:
         plan.awaited = bool(reason) or not self._depth
         if reason:
             self._emit(EventKind.AWAITED, reason=reason)
+            log_awaited(reason)
         if plan.rows:
             self.plans[plan.step] = plan
             self._offload.launch(plan)
@@ -103,6 +106,12 @@ class InFlight:
 def is_stale(row: Row) -> bool:
     """Whether nobody waits any more for what a row computed: its sequence ended, or its request was preempted, meanwhile."""
     return row.sequence.finished or row.sequence.request.status is not Status.RUNNING
+
+
+@cache
+def log_awaited(reason: str) -> None:
+    """Say once for each reason that async scheduling pauses."""
+    logging.getLogger(__name__).info("steps are planned one at a time, while there are %s", reason)
 
 
 def why_awaited(running: Iterable[Request]) -> str:

@@ -5,58 +5,21 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator
-from typing import Protocol
 
 from minivllm.config import Policy
 from minivllm.request import Request
 
 
-class WaitingQueue(Protocol):
-    """Requests that hold no blocks."""
-
-    def push(self, request: Request) -> None:
-        """A new request."""
-
-    def push_back(self, request: Request) -> None:
-        """A preempted request comes back."""
-
-    def peek(self) -> Request: ...
-
-    def pop(self) -> Request: ...
-
-    def remove(self, request: Request) -> None: ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Request]: ...
-
-
-class FcfsQueue:
+class FcfsQueue(deque[Request]):
     """First come, first served; preempted requests return to the front, so admission order stays arrival order."""
 
-    def __init__(self) -> None:
-        self._queue: deque[Request] = deque()
-
-    def push(self, request: Request) -> None:
-        self._queue.append(request)
-
-    def push_back(self, request: Request) -> None:
-        self._queue.appendleft(request)
+    push, push_back = deque.append, deque.appendleft
 
     def peek(self) -> Request:
-        return self._queue[0]
+        return self[0]
 
-    def pop(self) -> Request:
-        return self._queue.popleft()
-
-    def remove(self, request: Request) -> None:
-        self._queue.remove(request)
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._queue)
+    def pop(self) -> Request:  # type: ignore[override]
+        return self.popleft()
 
 
 Rank = tuple[int, float, int]
@@ -95,7 +58,8 @@ class PriorityQueue:
         return (request for _, request in sorted(self._heap))
 
 
-def make_queue(policy: Policy) -> WaitingQueue:
+def make_queue(policy: Policy) -> FcfsQueue | PriorityQueue:
+    """Requests that hold no blocks: `push` takes a new one, `push_back` one that was preempted or set aside."""
     return PriorityQueue() if policy == "priority" else FcfsQueue()
 
 

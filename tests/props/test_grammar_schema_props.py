@@ -44,7 +44,12 @@ def nested(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
 
 leaves = st.one_of(
     st.sampled_from([{"type": "null"}, {"type": "boolean"}, {"type": "number"}, {"type": ["string", "null"]}]),
-    st.sampled_from(["^a+é?$", '"', "^[^b-z]{0,3}$", "^(x|y\\n)*$"]).map(lambda p: {"type": "string", "pattern": p}),
+    st.lists(st.sampled_from(["null", "boolean", "number", "integer", "string"]), min_size=2, unique=True).map(
+        lambda types: {"type": types}
+    ),
+    st.sampled_from(["^a+é?$", '"', "^[^b-z]{0,3}$", "^(x|y\\n)*$", r"^\S\D?$", r"^[^\w\s]\W$"]).map(
+        lambda p: {"type": "string", "pattern": p}
+    ),
     bounded("integer", ("minimum", "maximum"), -500, 500),
     bounded("integer", ("exclusiveMinimum", "maximum"), -500, 0).filter(
         lambda s: s.get("exclusiveMinimum", -1) < s.get("maximum", 0)

@@ -5,6 +5,7 @@ import pytest
 from minivllm.config import ConfigError, EngineConfig
 from minivllm.plan import EventKind
 from minivllm.request import BeamParams, Request, SampledToken
+from minivllm.sched.async_sched import log_awaited
 from minivllm.sched.trace import TraceHeader, replay
 from tests.builders import draw, events, make_request, make_scheduler, shares
 
@@ -159,13 +160,19 @@ def test_several_answers_leave_out_the_step_after_their_prompt():
     assert [shares(plan) for plan in plans] == [{"r": 6}, {}, {"r": 3}]
 
 
-def test_while_beams_run_every_step_is_awaited_and_the_trace_says_why():
+def test_while_beams_run_every_step_is_awaited_and_trace_and_log_say_why(caplog):
+    caplog.set_level("INFO")
+    log_awaited.cache_clear()
     scheduler = make()
     beams = BeamParams(2, 2)
     scheduler.add(Request("search", [3] * 6, beams.sampling, max_tokens=2, beams=beams))
     plan = scheduler.schedule()
     assert plan.awaited
     assert "beams" in events(scheduler, EventKind.AWAITED)[0].reason
+    log_awaited(events(scheduler, EventKind.AWAITED)[0].reason)
+    assert caplog.messages == [
+        "steps are planned one at a time, while there are beams: tokens say which of them go on, and in which blocks"
+    ]
     scheduler.abort("search")
     one(scheduler, "r", 5)
     assert not scheduler.schedule().awaited

@@ -49,6 +49,7 @@ def test_every_engine_flag_reaches_the_configuration():
     ("words", "setting"),
     [
         ("--hybrid off", {"hybrid": "off"}),
+        ("--partial-block-hits", {"partial_block_hits": True}),
         ("--watermark 0.25", {"watermark": 0.25}),
         ("--long-prefill-threshold 64", {"long_prefill_threshold": 64}),
         ("--spec-ngram-min 3", {"spec_ngram_min": 3}),

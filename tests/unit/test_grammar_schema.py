@@ -1,6 +1,7 @@
 """JSON schemas become automata of documents that they allow; a keyword that isn't known is refused with its path."""
 
 import json
+import re
 
 import jsonschema
 import pytest
@@ -83,6 +84,22 @@ def test_a_pattern_speaks_of_characters_and_not_of_their_spelling():
     assert takes({"type": "string", "pattern": "b"}, "abc", "b", "ac") == [True, True, False]
     assert takes({"type": "string", "pattern": r"^\d{3}-\d{4}$"}, "555-1234", "5551234") == [True, False]
     assert takes({"type": "string", "pattern": "^[^a]$"}, "\n", "é", "a") == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"^\S$", r"^\D$", r"^\W$", r"^[^\s]$", r"^[^\d]$", r"^[^\w.]$", r"^[\S]$", r"^[^\S]$", r"^\s$"]
+)
+def test_what_readers_of_a_pattern_may_hold_for_a_space_digit_or_letter_is_neither_that_nor_its_opposite(pattern: str):
+    machine = automaton({"type": "string", "pattern": pattern})
+    written = [c for c in map(chr, range(32, 0x3100)) if machine.matches(json.dumps(c, ensure_ascii=False).encode())]
+    assert written or pattern == r"^[^\S]$"
+    for flags in (re.ASCII, re.UNICODE):
+        assert all(re.search(pattern, c, flags) for c in written)
+
+
+def test_the_opposite_of_a_set_takes_what_all_readers_agree_on():
+    assert takes({"type": "string", "pattern": r"^\S+$"}, "é漢😀", "a\u00a0b") == [True, False]
+    assert takes({"type": "string", "pattern": r"^\D\W[^\w]$"}, "é-…", "\u0663--", "aé-") == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -188,6 +205,7 @@ def test_definitions_that_are_used_often_are_translated_once():
         ({"type": "array", "items": {"oneOf": []}}, "#/items/oneOf", "oneOf is not supported without a type"),
         ({"anyOf": [{"type": "integer", "multipleOf": 2}]}, "#/anyOf/0/multipleOf", "multipleOf"),
         ({"type": "number", "minimum": 1}, "#/minimum", "minimum is not supported for type number"),
+        ({"type": ["integer", "number"], "minimum": 100}, "#/minimum", "minimum is not supported for type number"),
         ({"properties": {}}, "#/properties", "without a type beside it"),
         ({"enum": [1], "minimum": 0}, "#/minimum", "beside enum"),
         ({"$ref": "#/$defs/a", "type": "object", "$defs": {"a": {}}}, "#/type", "beside \\$ref"),

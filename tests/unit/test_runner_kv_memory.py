@@ -30,6 +30,23 @@ def test_bytes_win_over_the_fraction_and_a_count_over_both():
     assert plan(kv_cache_memory=1, num_kv_blocks=700).num_blocks == 700
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"num_kv_blocks": 10**5}, r"num_kv_blocks=100000: 100,000 blocks take 34\.33 GiB, but 12\.00 GiB are free"),
+        ({"kv_cache_memory": 20 * GIB}, r"kv_cache_memory=21474836480: 58,254 blocks take 20\.00 GiB, but 12\.00 GiB"),
+        (
+            {"num_kv_blocks": 100, "host_kv_blocks": 10**5},
+            r"num_kv_blocks=100: 100 blocks and 100,000 of host_kv_blocks take 34\.37 GiB, but 12\.00 GiB are free",
+        ),
+        ({"memory_utilization": 0.5, "host_kv_blocks": 40_000}, r"and 40,000 of host_kv_blocks take .* are free; ask for less"),
+    ],
+)  # fmt: skip
+def test_blocks_that_find_no_room_are_refused(asked: dict[str, object], told: str):
+    with pytest.raises(ConfigError, match=told):
+        plan(DeviceMemory(16 * GIB, loaded_bytes=4 * GIB), device="cpu", **asked)
+
+
 def test_one_request_of_full_length_must_fit_beside_the_null_block():
     assert plan(num_kv_blocks=65, max_model_len=1024).max_concurrency == 1
     with pytest.raises(ConfigError, match=r"needs 64 blocks.* at most 1,008, num_kv_blocks to at least 65") as error:

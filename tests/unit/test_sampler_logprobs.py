@@ -39,10 +39,10 @@ def test_the_rank_of_a_token_is_its_place_in_the_top_list_even_among_equals():
         assert entry.top[entry.rank - 1] == (token, entry.logprob)
 
 
-def test_masked_tokens_have_no_probability():
+def test_masked_tokens_have_no_probability_and_are_not_told():
     [entry] = token_logprobs(torch.tensor([[0.0, -math.inf]]), [1], [2])
     assert entry.logprob == -math.inf
-    assert entry.top == ((0, 0.0), (1, -math.inf))
+    assert entry.top == ((0, 0.0),)
 
 
 def test_a_long_prompt_gives_what_its_rows_give_one_by_one():

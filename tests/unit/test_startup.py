@@ -89,8 +89,8 @@ def test_a_remainder_too_small_for_a_block_is_told_with_the_setting():
         plan(device, memory_utilization=1.0)
 
 
-def test_a_size_given_for_the_kv_cache_wins_and_asks_nothing_of_the_device():
-    full = DeviceMemory(GIB, used_bytes=GIB)
+def test_a_size_given_for_the_kv_cache_wins_over_a_share_that_is_not_free_and_nothing_is_profiled():
+    full = DeviceMemory(GIB, used_bytes=GIB - MIB)
     for size in ({"num_kv_blocks": 9}, {"kv_cache_memory": 2**16}):
         config = EngineConfig(memory_utilization=0.92, block_size=4, **size)
         check_free(full, config)

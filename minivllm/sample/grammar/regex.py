@@ -3,7 +3,8 @@ r"""A parser for regular expressions in the plain sense: those that a finite aut
 Supported, with the meaning they have in Python's `re` under `re.ASCII`:
 
 * characters, `.` (all but a line feed), escaped punctuation, `\n \t \r \f \v`, `\xHH`, `\uHHHH`;
-* `\d \w \s` and their opposites `\D \W \S`, ASCII only;
+* `\d \w \s` and their opposites `\D \W \S`, ASCII only. With `search`, which is what JSON schemas mean, `\D \W \S` and
+  `[^\d]` also leave out what is a digit, a letter or white space elsewhere in Unicode: readers of a schema differ there, and what is written must be valid to all;
 * classes `[a-z_]`, `[^0-9]`;
 * groups `( )` and `(?: )`, alternatives `|`;
 * `* + ? {m} {m,} {m,n}`;
@@ -16,7 +17,9 @@ possessive repeats, Unicode properties. They either leave the regular languages 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
+from functools import cache
 
 from minivllm.sample.grammar.syntax import EMPTY, UNICODE, Alt, Chars, Node, Ranges, Repeat, Seq, complement
 
@@ -29,7 +32,13 @@ SETS: dict[str, Ranges] = {
     "w": ((48, 57), (65, 90), (95, 95), (97, 122)),
     "s": ((9, 13), (32, 32)),
 }
-SETS |= {name.upper(): complement(ranges) for name, ranges in SETS.items()}
+
+
+@cache
+def unicode_set(name: str) -> Ranges:
+    r"""The characters that `re` takes \d, \w or \s for without `re.ASCII`."""
+    runs = re.finditer(rf"\{name}+", "".join(map(chr, range(sys.maxunicode + 1))))
+    return tuple((run.start(), run.end() - 1) for run in runs)
 
 
 class PatternError(ValueError):
@@ -51,6 +60,7 @@ class _Parser:
     def __init__(self, pattern: str, characters: Callable[[Ranges], Node], search: bool) -> None:
         self._pattern, self._characters, self._search = pattern, characters, search
         self._at = 0
+        self._negated = False  # within a class that begins with ^
 
     def parse(self) -> Node:
         tree = self._alternatives(self._whole)
@@ -118,7 +128,7 @@ class _Parser:
 
     def _class(self) -> Ranges:
         """What stands between brackets; the first one is taken already."""
-        negated = self._take("^")
+        negated = self._negated = self._take("^")
         if self._peek() == "]":
             raise self._refuse("an empty class")
         ranges: list[tuple[int, int]] = []
@@ -128,6 +138,7 @@ class _Parser:
                 self._at += 1
                 first = self._span(first, self._member())
             ranges += first
+        self._negated = False
         outside = complement(ranges)
         return outside if negated else complement(outside)
 
@@ -147,9 +158,16 @@ class _Parser:
             self._at = match.end()
             return _only(chr(int(match[1] or match[2], 16)))
         character = self._next()
-        if character.isalnum() and character not in SETS and character not in CONTROLS:
+        if character.lower() in SETS:
+            return self._set(character.lower(), character.isupper())
+        if character.isalnum() and character not in CONTROLS:
             raise self._refuse(f"\\{character}")
-        return SETS.get(character) or _only(CONTROLS.get(character, character))
+        return _only(CONTROLS.get(character, character))
+
+    def _set(self, name: str, opposite: bool) -> Ranges:
+        """With `search`, the opposite of a set leaves out what any reader of the pattern may take to be in the set."""
+        ranges = unicode_set(name) if self._search and opposite != self._negated else SETS[name]
+        return complement(ranges) if opposite else ranges
 
     def _peek(self) -> str:
         return self._pattern[self._at : self._at + 1]

@@ -156,11 +156,11 @@ def _check(schema: Schema, path: str, known: tuple[str, ...], where: str) -> Non
 
 
 def _types(schema: Schema, path: str) -> list[str]:
-    """The types that a schema names, one or a list of them."""
+    """The types that a schema names, one or a list of them. Beside "number", "integer" says nothing."""
     types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     if not types or not all(isinstance(name, str) and name in TYPES for name in types):
         raise _refuse(f"{path}/type", f"must be one of {', '.join(TYPES)}, or a list of them")
-    return types
+    return [name for name in types if name != "integer" or "number" not in types]
 
 
 def _integer(schema: Schema, path: str) -> Node:
