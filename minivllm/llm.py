@@ -107,6 +107,8 @@ class LLM:
         All prompts run in one continuous batch; a prompt's beams share the KV blocks of what they have in common.
         Options as in `generate`.
         """
+        if not isinstance(params or BeamParams(), BeamParams):
+            raise RequestError("params", params, "must be BeamParams, the same for all prompts")
         return self.generate(prompts, params or BeamParams(), **options)
 
     def chat(

@@ -62,10 +62,8 @@ class Group:
 def _together(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
     try:
         return call(*args, **options)
-    except (
-        RuntimeError,
-        ValueError,
-    ) as error:  # gloo has no error type of its own, and puts a line of C++ in brackets first
+    except (RuntimeError, ValueError) as error:
+        # gloo has no error type of its own, and puts a line of C++ in brackets first
         why = str(error).rpartition("] ")[2]
         raise LostRankError(f"the ranks of tensor parallelism have lost each other ({why})") from error
 

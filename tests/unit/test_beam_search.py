@@ -139,6 +139,12 @@ def test_texts_leave_out_the_token_that_ended_them_and_no_other(llm, params):
         assert completion.text == shown
 
 
+@pytest.mark.parametrize("params", [SamplingParams(), [BeamParams()]])
+def test_a_search_takes_beam_params_alone(llm, params):
+    with pytest.raises(RequestError, match="must be BeamParams"):
+        llm.beam_search("ab", params)
+
+
 def test_early_stopping_takes_fewer_steps(llm):
     def steps(params):
         before = llm.engine.core.scheduler.recorder.step
