@@ -356,6 +356,41 @@ def test_a_kernel_that_hangs_is_an_error_after_its_time():
     assert (result.status, result.why) == ("error", "not done after 0 s")
 
 
+def test_all_launches_are_compiled_ahead_within_one_limit(monkeypatch):
+    calls = []
+    monkeypatch.setattr(bench, "said_by", lambda call, limit: calls.append((call, limit)) or ("", "a wrong address"))
+    bench.compile_ahead(["rope", "paged_prefill"], limit=9)
+    assert all(0 < limit <= 9 for _, limit in calls)
+    assert sorted(call.split("gpu.load")[1] for call, _ in calls) == [
+        f"('{name}'), '{launch}', bench.torch.device('cuda'))"
+        for name, launch in [
+            ("paged_prefill", "launch"),
+            ("paged_prefill", "v1"),
+            ("paged_prefill", "v2"),
+            ("rope", "launch"),
+        ]
+    ]
+    calls.clear()
+    bench.compile_ahead(["rope"], limit=0)
+    assert not calls
+
+
+def test_what_compiles_ahead_is_a_call_that_works(monkeypatch):
+    run, answers = bench.said_by, []
+
+    def on_the_cpu(call, limit):
+        answers.append(run(f"gpu.load('rope'); print(bench.{call.replace('cuda', 'cpu')})", limit))
+        return answers[-1]
+
+    monkeypatch.setattr(bench, "said_by", on_the_cpu)
+    bench.compile_ahead(["rope"])
+    assert answers == [("None\n", "")], "nothing is wrong with it"
+
+
+def test_kernels_with_goals_are_timed_before_those_without():
+    assert bench.goals_first(["rope", "silu_mul", "store_kv"]) == ["silu_mul", "store_kv", "rope"]
+
+
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
     path = os.pathsep.join([str(Path(bench.__file__).parents[1]), *sys.path])
     env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
