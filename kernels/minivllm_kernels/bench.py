@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -30,14 +31,18 @@ import torch
 from torch import Tensor
 
 from minivllm_kernels import gpu
+from minivllm_kernels.bench_rows import Result, heading, row
+from minivllm_kernels.gpu import ops
 
 if TYPE_CHECKING:
     from minivllm_kernels.gpu.form import Timed
 
 LIMIT = 440.0
 """Seconds for the whole run: kernels not begun by then are said not to have been reached."""
-KERNEL_LIMIT = 120.0
+KERNEL_LIMIT = 200.0
 """Seconds for one kernel, so that one that hangs leaves time for the others."""
+COMPILE_LIMIT = 120.0
+"""Seconds for compiling ahead. What isn't compiled by then is when it's checked."""
 BUDGET = 0.5
 """Seconds of runs behind one time."""
 WARM_UP, FEWEST, MOST = 3, 5, 100
@@ -83,30 +88,6 @@ class Lab:
     clock: Clock
     capability: int
     ceilings: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Result:
-    """A row of the table: `launch` or a rung of a kernel at one of its sizes. What wasn't measured is None.
-
-    `rate` and `share` are of `ceiling`: bytes/s of "copy" or FLOP/s of "matmul". `status` is "ok", "wrong" (it doesn't
-    equal its specification and isn't timed), "error" or "skipped", and `why` says why.
-    """
-
-    kernel: str
-    launch: str
-    label: str
-    status: str = "ok"
-    why: str = ""
-    ceiling: str = "copy"
-    goal: float | None = None
-    us: float | None = None
-    rate: float | None = None
-    share: float | None = None
-    met: bool | None = None
-    torch_us: float | None = None
-    times_torch: float | None = None
-    """How many times as fast as torch's operator."""
 
 
 def median_time(clock: Clock, job: Job, budget: float = BUDGET) -> float:
@@ -182,12 +163,12 @@ def timed_result(kernel: ModuleType, blank: Result, timed: Timed, lab: Lab) -> R
         return failed(result, error)
 
 
-def check_cases(kernel: ModuleType, launch: str, lab: Lab) -> Exception | None:
+def check_cases(kernel: ModuleType, launch: str, where: torch.device) -> Exception | None:
     """What's wrong with a launch at `CASES` in some dtype; None if nothing is."""
     try:
         for dtype in kernel.TOL:
             for sizes in kernel.CASES:
-                check(kernel, launch, dtype, sizes, lab.where)
+                check(kernel, launch, dtype, sizes, where)
     except Exception as error:
         return error
     return None
@@ -199,13 +180,22 @@ def excuse(kernel: ModuleType, capability: int) -> str:
     return reasons[0] if all(reasons) else ""
 
 
+def launches(kernel: ModuleType) -> list[str]:
+    """What a kernel's file can launch. The ladder has no goals: if time is short, it's what isn't reached."""
+    return ["launch", *(rung.__name__ for rung in getattr(kernel, "LADDER", ()))]
+
+
+def goals_first(names: Sequence[str]) -> list[str]:
+    """Kernels that have goals before those that have none."""
+    return sorted(names, key=lambda name: all(timed.goal is None for timed in gpu.load(name).BENCH))
+
+
 def bench_kernel(name: str, lab: Lab) -> Iterator[Result]:
-    """All rows of a kernel: its `launch` at all its sizes, rungs of its ladder, `v1` first, at the first of them."""
+    """All rows of a kernel: its `launch` at all its sizes, then rungs of its ladder, `v1` first, at the first of them."""
     kernel = gpu.load(name)
     why = excuse(kernel, lab.capability)
-    rungs = [rung.__name__ for rung in getattr(kernel, "LADDER", ())]
-    for launch in [*rungs, "launch"]:
-        fault = None if why else check_cases(kernel, launch, lab)
+    for launch in launches(kernel):
+        fault = None if why else check_cases(kernel, launch, lab.where)
         for timed in kernel.BENCH if launch == "launch" else kernel.BENCH[:1]:
             blank = Result(name, launch, timed.label, ceiling=timed.ceiling, goal=timed.goal)
             if why:
@@ -222,57 +212,46 @@ def child(name: str, ceilings: Mapping[str, float]) -> None:
         torch.cuda.empty_cache()
 
 
-def in_own_process(name: str, ceilings: Mapping[str, float], limit: float) -> list[Result]:
-    """A kernel's rows from a process of its own: a wrong address ends all GPU work of a process, and a kernel may hang."""
-    code = f"from minivllm_kernels import bench; bench.child({name!r}, {dict(ceilings)!r})"
+def said_by(call: str, limit: float) -> tuple[str, str]:
+    """What a call of a function of this file prints in a process of its own, and why it failed, or "".
+
+    A wrong address ends all GPU work of a process, and a kernel may hang."""
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", f"from minivllm_kernels import bench; bench.{call}"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    why = ""
     try:
         said, complaint = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         process.kill()
-        said, complaint = process.communicate()
-        why = f"not done after {limit:.0f} s"
+        return process.communicate()[0], f"not done after {limit:.0f} s"
+    if not process.returncode:
+        return said, ""
+    return said, (complaint.strip().splitlines() or [f"ended with status {process.returncode}"])[-1]
+
+
+def in_own_process(name: str, ceilings: Mapping[str, float], limit: float) -> list[Result]:
+    """A kernel's rows, and one more if something ended its process."""
+    said, why = said_by(f"child({name!r}, {dict(ceilings)!r})", limit)
     results = [Result(**json.loads(line)) for line in said.splitlines() if line.startswith("{")]
-    if process.returncode:
-        why = why or (complaint.strip().splitlines() or [f"ended with status {process.returncode}"])[-1]
-        results.append(Result(name, "launch", "", status="error", why=why))
-    return results
+    return [*results, Result(name, "launch", "", status="error", why=why)] if why else results
 
 
-HEAD = (
-    f"{'kernel':26}{'sizes':50}{'us':>10}{'rate':>15}{'share':>7}{'goal':>6}  {'':8}{'torch us':>10}{'times':>7}\n"
-    f"{'':26}{'':50}{'':>10}{'':>15}{'':>7}{'':>6}  {'':8}{'':>10}{'torch':>7}"
-)
+def compile_ahead(names: Sequence[str], limit: float = COMPILE_LIMIT) -> None:
+    """Leave in Triton's cache what checks at `CASES` run, compiled by as many processes as there are processors. What fails
+    here isn't reported: it fails again when it's checked."""
+    end = time.monotonic() + limit
 
+    def compile_one(job: tuple[str, str]) -> None:
+        if (left := end - time.monotonic()) > 0:
+            said_by("check_cases(bench.gpu.load({!r}), {!r}, bench.torch.device('cuda'))".format(*job), left)
 
-def shown(value: float | None, form: str) -> str:
-    """A number as text, or "-" if it wasn't measured."""
-    return "-" if value is None else format(value, form)
-
-
-def rate_text(result: Result) -> str:
-    """GB/s or TFLOP/s."""
-    if result.rate is None:
-        return "-"
-    return f"{result.rate / 1e12:.1f} TFLOP/s" if result.ceiling == "matmul" else f"{result.rate / 1e9:.0f} GB/s"
-
-
-def row(result: Result) -> str:
-    """A line of the table, and a second one if there's something to say."""
-    name = result.kernel if result.launch == "launch" else f"{result.kernel} {result.launch}"
-    verdict = result.status.upper() if result.status != "ok" else {None: "", True: "met", False: "not met"}[result.met]
-    line = (
-        f"{name:26}{result.label:50}{shown(result.us, '.1f'):>10}{rate_text(result):>15}{shown(result.share, '.0%'):>7}"
-        f"{shown(result.goal, '.0%'):>6}  {verdict:8}{shown(result.torch_us, '.1f'):>10}{shown(result.times_torch, '.2f'):>7}"
-    )
-    return f"{line}\n    {result.why}" if result.why else line
+    jobs = [(name, launch) for name in names for launch in launches(gpu.load(name))]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(compile_one, jobs))
 
 
 def capability_here() -> int:
@@ -294,15 +273,6 @@ def machine() -> dict[str, str]:
 
 Bench = Callable[[str, float], Sequence[Result]]
 """A kernel's rows, within so many seconds."""
-
-
-def heading(about: Mapping[str, Mapping[str, Any]]) -> str:
-    """What's above the table: the machine and its ceilings."""
-    ceilings = about["ceilings"]
-    return (
-        f"{', '.join(f'{name} {value}' for name, value in about['machine'].items())}\n"
-        f"ceilings measured: copy {ceilings['copy'] / 1e9:.0f} GB/s, matmul {ceilings['matmul'] / 1e12:.1f} TFLOP/s\n\n{HEAD}"
-    )
 
 
 def run(
@@ -332,7 +302,7 @@ def no_gpu() -> str:
     """Why nothing can be timed here and what to do about it, or ""."""
     if importlib.util.find_spec("triton") is None:
         return "Triton isn't installed: pip install 'minivllm[kernels]' (Linux)."
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if ops.interpreted():
         return "TRITON_INTERPRET is set: kernels would run on the CPU. Unset it."
     if not torch.cuda.is_available():
         return (
@@ -357,7 +327,7 @@ def options(argv: Sequence[str] | None) -> tuple[list[str], Path | None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check and time; the exit status."""
-    names, out = options(argv)
+    begin, (names, out) = time.monotonic(), options(argv)
     if why := no_gpu():
         print(why, file=sys.stderr)
         return 2
@@ -365,8 +335,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
     ceilings = measure_ceilings(GpuClock(), torch.device("cuda"))
     torch.cuda.empty_cache()
+    names = goals_first(names)
+    compile_ahead(names)
     about: dict[str, Mapping[str, Any]] = {"machine": machine(), "ceilings": ceilings}
-    return run(names, lambda name, limit: in_own_process(name, ceilings, limit), about, out)
+    left = LIMIT - (time.monotonic() - begin)
+    return run(names, lambda name, limit: in_own_process(name, ceilings, limit), about, out, limit=left)
 
 
 if __name__ == "__main__":

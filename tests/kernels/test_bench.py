@@ -101,6 +101,37 @@ def test_what_a_kernel_is_compared_with_does_the_same_job(name):
         torch.testing.assert_close(got, mine[kernel.WRITES[-1]], rtol=near, atol=near, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", ["paged_prefill", "unified_attention"])
+@pytest.mark.parametrize(("rows", "new", "past"), [(3, 1, 70), (2, 20, 50), (2, 20, 0)])
+def test_attention_is_compared_with_the_same_job_where_no_row_is_padding_and_tokens_are(name, rows, new, past):
+    kernel = gpu.load(name)
+    sizes = {"rows": rows, "new": new, "past": past, "kv_heads": 2, "group": 3, "dim": 24, "block_size": 16}
+    sizes |= {"window": None, "ragged": False}
+    mine, theirs = (bench.arguments(kernel, torch.float32, sizes, CPU) for _ in range(2))
+    kernel.ref(**mine)
+    torch.testing.assert_close(kernel.torch_op(**theirs)(), mine["out"], rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_one_token_are_compared_with_one_call_for_all(monkeypatch):
+    calls, attention = [], torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or attention(*a, **k)
+    )
+    kernel = gpu.load("unified_attention")
+    sizes = kernel.BENCH[1].sizes | {"past": 70, "dim": 16}
+    kernel.torch_op(**bench.arguments(kernel, torch.float32, sizes, CPU))()
+    assert len(calls) == 1
+
+
+def test_nearly_all_tokens_are_forbidden_where_nearly_all_writes_are_counted():
+    kernel = gpu.load("apply_bitmask")
+    (timed,) = kernel.BENCH
+    arguments = bench.arguments(kernel, timed.dtype, timed.sizes | {"batch": 4, "masks": 4}, CPU)
+    kernel.ref(**arguments)
+    assert arguments["logits"].isneginf().float().mean() > 0.999
+    assert arguments["logits"].isfinite().any()
+
+
 def test_a_run_has_a_row_of_every_kernel_size_and_rung_in_the_table_and_in_the_file(toys, tmp_path, capsys):
     out = tmp_path / "kernels.json"
     assert bench.run(list(toys), here(), ABOUT, out) == 0
@@ -110,7 +141,7 @@ def test_a_run_has_a_row_of_every_kernel_size_and_rung_in_the_table_and_in_the_f
     wanted = [
         (name, launch, timed.label)
         for name, kernel in toys.items()
-        for launch in [*(rung.__name__ for rung in getattr(kernel, "LADDER", ())), "launch"]
+        for launch in ["launch", *(rung.__name__ for rung in getattr(kernel, "LADDER", ()))]
         for timed in (kernel.BENCH if launch == "launch" else kernel.BENCH[:1])
     ]
     rows = [Result(**row) for row in kept["results"]]
@@ -180,8 +211,8 @@ def test_rungs_are_checked_and_timed_like_the_kernel_itself(toys):
 
     toys["silu_mul"].v1, toys["silu_mul"].LADDER = v1, (v1,)
     first, last = bench.bench_kernel("silu_mul", lab())
-    assert (first.launch, first.status) == ("v1", "error")
-    assert (last.launch, last.status) == ("launch", "ok")
+    assert (first.launch, first.status) == ("launch", "ok")
+    assert (last.launch, last.status) == ("v1", "error")
 
 
 def test_a_kernel_that_is_not_compiled_for_a_card_is_skipped_there_and_says_why(toys):
@@ -215,6 +246,60 @@ def test_a_share_that_no_card_can_reach_is_an_error_and_no_goal_met():
     result = bench.judged(Result("silu_mul", "launch", ""), SILU, HALF, 1e-6, CEILINGS)
     assert (result.status, result.met) == ("error", None)
     assert "150% of the ceiling" in result.why
+
+
+class MadeUpGpu:
+    """A queue of work that is done when the CPU waits for it: filling the cache takes 50 s, a job 3, 4, 5... s."""
+
+    def __init__(self):
+        self.queue, self.time, self.jobs = [], 0.0, 0
+
+    def install(self, monkeypatch):
+        monkeypatch.setattr(torch, "zeros", lambda *_, device: self)
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: MadeUpEvent(self))
+        monkeypatch.setattr(torch.cuda, "synchronize", self.wait)
+
+    def sum(self):
+        self.queue.append(50.0)
+
+    def job(self):
+        self.queue.append(3.0 + self.jobs)
+        self.jobs += 1
+
+    def wait(self):
+        for work in self.queue:
+            if isinstance(work, MadeUpEvent):
+                work.at = self.time
+            else:
+                self.time += work
+        self.queue.clear()
+
+
+class MadeUpEvent:
+    def __init__(self, gpu):
+        self.gpu, self.at = gpu, math.nan
+
+    def record(self):
+        self.gpu.queue.append(self)
+
+    def elapsed_time(self, end):
+        """Milliseconds; not a number before both were reached."""
+        return 1e3 * (end.at - self.at)
+
+
+def test_the_clock_of_a_gpu_times_each_run_alone_after_filling_the_cache(monkeypatch):
+    made_up = MadeUpGpu()
+    made_up.install(monkeypatch)
+    assert bench.GpuClock().times(made_up.job, 3) == [3.0, 4.0, 5.0]
+    assert made_up.time == 3 * 50 + 3 + 4 + 5
+
+
+def test_runs_on_a_gpu_are_all_queued_before_the_cpu_waits(monkeypatch):
+    made_up, waits = MadeUpGpu(), []
+    made_up.install(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(made_up.jobs) or made_up.wait())
+    bench.GpuClock().times(made_up.job, 3)
+    assert waits == [3]
 
 
 def test_ceilings_are_bytes_read_and_written_and_flops_by_the_clock():
@@ -271,8 +356,44 @@ def test_a_kernel_that_hangs_is_an_error_after_its_time():
     assert (result.status, result.why) == ("error", "not done after 0 s")
 
 
+def test_all_launches_are_compiled_ahead_within_one_limit(monkeypatch):
+    calls = []
+    monkeypatch.setattr(bench, "said_by", lambda call, limit: calls.append((call, limit)) or ("", "a wrong address"))
+    bench.compile_ahead(["rope", "paged_prefill"], limit=9)
+    assert all(0 < limit <= 9 for _, limit in calls)
+    assert sorted(call.split("gpu.load")[1] for call, _ in calls) == [
+        f"('{name}'), '{launch}', bench.torch.device('cuda'))"
+        for name, launch in [
+            ("paged_prefill", "launch"),
+            ("paged_prefill", "v1"),
+            ("paged_prefill", "v2"),
+            ("rope", "launch"),
+        ]
+    ]
+    calls.clear()
+    bench.compile_ahead(["rope"], limit=0)
+    assert not calls
+
+
+def test_what_compiles_ahead_is_a_call_that_works(monkeypatch):
+    run, answers = bench.said_by, []
+
+    def on_the_cpu(call, limit):
+        answers.append(run(f"gpu.load('rope'); print(bench.{call.replace('cuda', 'cpu')})", limit))
+        return answers[-1]
+
+    monkeypatch.setattr(bench, "said_by", on_the_cpu)
+    bench.compile_ahead(["rope"])
+    assert answers == [("None\n", "")], "nothing is wrong with it"
+
+
+def test_kernels_with_goals_are_timed_before_those_without():
+    assert bench.goals_first(["rope", "silu_mul", "store_kv"]) == ["silu_mul", "store_kv", "rope"]
+
+
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    env = {**os.environ, "PYTHONPATH": str(Path(bench.__file__).parents[1]), "CUDA_VISIBLE_DEVICES": "", **environment}
+    path = os.pathsep.join([str(Path(bench.__file__).parents[1]), *sys.path])
+    env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment}
     return subprocess.run(
         [sys.executable, "-m", "minivllm_kernels.bench", *arguments],
         capture_output=True,
@@ -289,10 +410,10 @@ def test_without_a_gpu_it_says_what_to_do_and_writes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_interpreter_is_not_timed():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        assert "Unset it" in bench.no_gpu()
+@pytest.mark.parametrize("value", ["1", "true", "on"])
+def test_the_interpreter_is_not_timed(value, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", value)
+    assert "Unset it" in bench.no_gpu()
 
 
 def test_json_goes_to_the_file_named_or_else_to_the_folder_out(monkeypatch):

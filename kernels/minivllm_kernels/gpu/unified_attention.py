@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Generator, Tensor
 
-from minivllm_kernels.gpu import paged_prefill
+from minivllm_kernels.gpu import paged_decode, paged_prefill
 from minivllm_kernels.gpu.form import Build, dot_dtype, power_of_2
 from minivllm_kernels.gpu.paged_decode import tile_slots
 from minivllm_kernels.gpu.paged_prefill import (
@@ -179,5 +179,14 @@ def torch_op(
     q: Tensor, cache: Tensor, tables: Tensor, lengths: Tensor, starts: Tensor, out: Tensor, block_size: int,
     window: int | None = None,
 ) -> Callable[[], Tensor]:  # fmt: skip
-    """As `paged_prefill`'s."""
-    return paged_prefill.torch_op(q, cache, tables, lengths, starts, out, block_size, len(q), window)
+    """As `paged_decode`'s where each row has one token, a call for all; else as `paged_prefill`'s, a call a row."""
+    if not len(lengths) or not bool((starts.diff() == 1).all()):
+        return paged_prefill.torch_op(q, cache, tables, lengths, starts, out, block_size, len(q), window)
+    mine = out[: len(lengths)]
+    attend_rows = paged_decode.torch_op(q[: len(lengths)], cache, tables, lengths, mine, block_size, window)
+
+    def attend_all() -> Tensor:
+        mine.copy_(attend_rows())
+        return out
+
+    return attend_all
