@@ -119,8 +119,9 @@ def store_after_the_forward(runner):
 
     def run_it(plan):
         result = execute(plan)
-        store(late)
-        late.clear()
+        if late:
+            store(late)
+            late.clear()
         return result
 
     runner.execute = run_it
