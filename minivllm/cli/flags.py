@@ -131,7 +131,7 @@ class EngineFlags:
     ] = True
     partial_block_hits: Annotated[
         bool,
-        SwitchOption("--partial-block-hits", help="Re-use the prefix of a block, too; the rest of it is copied."),
+        SwitchOption("--partial-block-hits", help="Let a hit end inside a block: the tokens that fit are copied."),
     ] = False
     enable_chunked_prefill: Annotated[
         bool,

@@ -62,7 +62,7 @@ def generate(
         int | None, typer.Option(metavar="N", help="Search with N beams; answers come best first.", show_default=False)
     ] = None,
     length_penalty: Annotated[
-        float, typer.Option(help="With --beams: the larger, the better do long answers fare.")
+        float, typer.Option(help="With --beams: the larger, the more it favours long answers.")
     ] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each answer on stdout.")] = False,
 ) -> None:
