@@ -83,7 +83,7 @@ class Budget:
 
     @property
     def longest(self) -> int:
-        """The longest request that fits, in tokens: in all blocks but the null block. 0 where none fits."""
+        """The longest request that memory has room for, in tokens: in all blocks but the null block. 0 where none fits."""
         lengths = range(0, self.num_blocks * self.block_size, self.block_size)
         return self.block_size * max(
             bisect_right(lengths, self.usable_kv_bytes, key=lambda n: self._kv(n).reserved) - 1, 0
@@ -91,8 +91,8 @@ class Budget:
 
     @property
     def length(self) -> int:
-        """`max_model_len`, or the longest that fits."""
-        return self.longest if self.max_model_len == "auto" else self.max_model_len
+        """`max_model_len`, or the longest that fits and that the model was made for."""
+        return self._possible if self.max_model_len == "auto" else self.max_model_len
 
     @property
     def usable_kv_bytes(self) -> int:
@@ -111,13 +111,17 @@ class Budget:
 
     @property
     def fits(self) -> bool:
-        """Whether an engine would start: one request of full length must fit."""
-        return 0 < self.length <= self.longest
+        """Whether an engine would start: one request of full length must fit, and be no longer than the model's own."""
+        return 0 < self.length <= self._possible
 
     @property
     def concurrency(self) -> float:
         """How many requests of full length fit at once."""
         return self.usable_kv_bytes / max(self.needed_bytes, 1)
+
+    @property
+    def _possible(self) -> int:
+        return min(self.longest, self.shape.max_position)
 
     def _kv(self, length: int) -> HybridKV:
         in_flight, element_bytes = self.max_num_batched_tokens, self.kv_bits // 8

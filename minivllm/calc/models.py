@@ -19,8 +19,9 @@ class Experts:
 class Shape:
     """A decoder-only model with grouped-query attention and a gated MLP. Sizes in elements.
 
-    `intermediate_size` is the width of the dense MLP, 0 in a mixture of experts. `qk_norm`: Qwen3's norms of query and
-    key heads. `biases`: gpt-oss's biases on every projection, router and expert, and one sink a head.
+    `max_position` is the longest request the model was made for, in tokens: `max_position_embeddings` of its
+    config. `intermediate_size` is the width of the dense MLP, 0 in a mixture of experts. `qk_norm`: Qwen3's norms of
+    query and key heads. `biases`: gpt-oss's biases on every projection, router and expert, and one sink a head.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Shape:
     head_dim: int
     intermediate_size: int
     vocab_size: int
+    max_position: int
     tied: bool = False
     experts: Experts | None = None
     qk_norm: bool = False
@@ -82,28 +84,31 @@ def mla_kv_bytes_per_token(num_layers: int, latent: int, rope: int, element_byte
     return num_layers * (latent + rope) * element_bytes
 
 
-LLAMA_3_8B = Shape("Llama-3-8B", 32, 4096, 32, 8, 128, 14336, 128256)
-LLAMA_3_70B = Shape("Llama-3-70B", 80, 8192, 64, 8, 128, 28672, 128256)
-LLAMA_31_405B = Shape("Llama-3.1-405B", 126, 16384, 128, 8, 128, 53248, 128256)
-QWEN3_06B = Shape("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151936, tied=True, qk_norm=True)
-QWEN3_17B = Shape("Qwen3-1.7B", 28, 2048, 16, 8, 128, 6144, 151936, tied=True, qk_norm=True)
-QWEN3_4B = Shape("Qwen3-4B", 36, 2560, 32, 8, 128, 9728, 151936, tied=True, qk_norm=True)
-QWEN3_8B = Shape("Qwen3-8B", 36, 4096, 32, 8, 128, 12288, 151936, qk_norm=True)
-QWEN3_14B = Shape("Qwen3-14B", 40, 5120, 40, 8, 128, 17408, 151936, qk_norm=True)
-QWEN3_32B = Shape("Qwen3-32B", 64, 5120, 64, 8, 128, 25600, 151936, qk_norm=True)
+# Positions as in Llama 3.1 and 3.3. Llama 3, of the same shape, has 8,192.
+LLAMA_3_8B = Shape("Llama-3-8B", 32, 4096, 32, 8, 128, 14336, 128256, 131072)
+LLAMA_3_70B = Shape("Llama-3-70B", 80, 8192, 64, 8, 128, 28672, 128256, 131072)
+LLAMA_31_405B = Shape("Llama-3.1-405B", 126, 16384, 128, 8, 128, 53248, 128256, 131072)
+QWEN3_06B = Shape("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151936, 40960, tied=True, qk_norm=True)
+QWEN3_17B = Shape("Qwen3-1.7B", 28, 2048, 16, 8, 128, 6144, 151936, 40960, tied=True, qk_norm=True)
+QWEN3_4B = Shape("Qwen3-4B", 36, 2560, 32, 8, 128, 9728, 151936, 40960, tied=True, qk_norm=True)
+QWEN3_8B = Shape("Qwen3-8B", 36, 4096, 32, 8, 128, 12288, 151936, 40960, qk_norm=True)
+QWEN3_14B = Shape("Qwen3-14B", 40, 5120, 40, 8, 128, 17408, 151936, 40960, qk_norm=True)
+QWEN3_32B = Shape("Qwen3-32B", 64, 5120, 64, 8, 128, 25600, 151936, 40960, qk_norm=True)
 QWEN3_30B_A3B = Shape(
-    "Qwen3-30B-A3B", 48, 2048, 32, 4, 128, 0, 151936, experts=Experts(128, 8, 768), qk_norm=True
+    "Qwen3-30B-A3B", 48, 2048, 32, 4, 128, 0, 151936, 40960, experts=Experts(128, 8, 768), qk_norm=True
 )  # fmt: skip
 QWEN3_235B_A22B = Shape(
-    "Qwen3-235B-A22B", 94, 4096, 64, 4, 128, 0, 151936, experts=Experts(128, 8, 1536), qk_norm=True
+    "Qwen3-235B-A22B", 94, 4096, 64, 4, 128, 0, 151936, 40960, experts=Experts(128, 8, 1536), qk_norm=True
 )  # fmt: skip
 GPT_OSS_20B = Shape(
-    "gpt-oss-20b", 24, 2880, 64, 8, 64, 0, 201088, experts=Experts(32, 4, 2880), biases=True, window_pattern=(128, None)
+    "gpt-oss-20b", 24, 2880, 64, 8, 64, 0, 201088, 131072, experts=Experts(32, 4, 2880), biases=True,
+    window_pattern=(128, None),
 )  # fmt: skip
 GPT_OSS_120B = Shape(
-    "gpt-oss-120b", 36, 2880, 64, 8, 64, 0, 201088, experts=Experts(128, 4, 2880), biases=True, window_pattern=(128, None)
+    "gpt-oss-120b", 36, 2880, 64, 8, 64, 0, 201088, 131072, experts=Experts(128, 4, 2880), biases=True,
+    window_pattern=(128, None),
 )  # fmt: skip
-SMOLLM2_135M = Shape("SmolLM2-135M", 30, 576, 9, 3, 64, 1536, 49152, tied=True)
+SMOLLM2_135M = Shape("SmolLM2-135M", 30, 576, 9, 3, 64, 1536, 49152, 8192, tied=True)
 
 SHAPES = (
     SMOLLM2_135M, QWEN3_06B, QWEN3_17B, QWEN3_4B, LLAMA_3_8B, QWEN3_8B, QWEN3_14B, QWEN3_32B, QWEN3_30B_A3B,

@@ -22,7 +22,7 @@ def plan(
     gpu: Annotated[str, typer.Option(help="A device of minivllm.calc.hw, such as h100.")],
     tp: Annotated[int, typer.Option(help="GPUs that share the model: tensor parallelism.")] = 1,
     max_model_len: Annotated[
-        str, typer.Option(metavar="N|auto", help="Longest request, in tokens; auto: the longest that fits.")
+        str, typer.Option(metavar="N|auto", help="Longest request, in tokens; auto: the model's, or what fits.")
     ] = "auto",
     memory_utilization: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of each GPU that the engine may take.")
@@ -97,7 +97,8 @@ def budget_lines(budget: Budget) -> Iterator[tuple[str, str, str]]:
     yield "", "", ""
     yield from kv_lines(budget)
     yield "at once", f"{budget.concurrency:.2f}", "requests of that length"
-    yield "longest", f"{budget.longest:,}", "tokens that memory lets one request have"
+    made_for = f"the model was made for {budget.shape.max_position:,}"
+    yield "longest", f"{budget.longest:,}", f"tokens that memory lets one request have; {made_for}"
 
 
 def kv_lines(budget: Budget) -> Iterator[tuple[str, str, str]]:
@@ -126,6 +127,10 @@ def verdict(budget: Budget) -> str:
         return f"Starts, with max_model_len={budget.length:,}."
     if budget.longest == 0:
         return "Does not start: nothing is left for KV. Take more GPUs, fewer bits a weight, or a smaller model."
+    if budget.length > (most := budget.shape.max_position):
+        return (
+            f"Does not start: max_model_len={budget.length:,}, but the model was made for at most {most:,} positions."
+        )
     short = gib(budget.needed_bytes - (budget.num_blocks - 1) * budget.block_bytes)
     return (
         f"Does not start: one request of max_model_len={budget.length:,} needs {short} more than there is. Set it to at "

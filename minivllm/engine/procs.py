@@ -3,6 +3,11 @@
 Children watch their parent, so none outlives it, however it ends. When a rank ends, the connections to it break: the
 step of the others fails, rank 0 says who ended, and everybody leaves. A rank that is stopped (SIGSTOP, a debugger) breaks
 nothing: if it doesn't go on within `SUM_TIMEOUT`, the others give up, and rank 0 kills it.
+
+Source: vLLM 0.32 `v1/executor/multiproc_executor.py:MultiprocExecutor`, `WorkerProc`. There each rank is a process beside the
+engine's, rank 0 too, and keeps what it needs to know of running requests; one thread of the engine waits for the end of
+any, one of each worker for the end of the engine. Here rank 0 is the engine's own process and says everything anew each
+step. Left out: several nodes, Ray.
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
 """From a model's name to a running engine: find, load, profile, size the KV cache, wire the parts.
 
 Every phase is timed and leaves a line in the log, so that a start-up that fails, or takes long, tells where.
+
+Source: vLLM 0.32 `v1/engine/core.py:EngineCore._initialize_kv_caches` and, in the processes that have the model,
+`v1/worker/gpu_worker.py:Worker.init_device`, `load_model`, `determine_available_memory`; same order. Left out: its last
+phase, `compile_or_warm_up_model`, which compiles, runs made-up steps and captures CUDA graphs. Here the runner captures
+them when it is made, and nothing else is warmed up (book/decisions/0006-the-second-half.md).
 """
 
 from __future__ import annotations

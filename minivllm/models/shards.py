@@ -4,6 +4,11 @@ The layers that open a block (query, key and value; gate and up) are split by th
 that close it (output, down) by their inputs. In between every rank works alone on its heads and its part of the
 feed-forward network, and one sum a block makes the ranks' results the layer's (Shoeybi et al., "Megatron-LM", 2019).
 Norms and the embedding are whole at every rank. So is the head: only rank 0 asks for logits, so nobody gathers them.
+
+Source: vLLM 0.32 `model_executor/layers/linear.py:QKVParallelLinear`, `MergedColumnParallelLinear`, `RowParallelLinear`;
+also there a KV head lies at several ranks when there are more ranks than KV heads. Different here: heads may be dealt
+unevenly (9 on 2 ranks), which it refuses. Left out: splitting embedding and head by tokens, as its
+`vocab_parallel_embedding.py` does, for one more sum and a gathering of logits.
 """
 
 from __future__ import annotations

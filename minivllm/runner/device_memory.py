@@ -1,4 +1,10 @@
-"""What a device's memory goes to before there is a KV cache: measured, or made up to try a device of any size."""
+"""What a device's memory goes to before there is a KV cache: measured, or made up to try a device of any size.
+
+Source: vLLM 0.32 `v1/worker/utils.py:request_memory` (what is asked for must be free), `utils/mem_utils.py:
+memory_profiling` and `v1/worker/gpu_worker.py:Worker.determine_available_memory`. There the driver tells what stays
+taken and torch's allocator the peak of a made-up step; here, where a CPU has neither, both are seen from outside. Left
+out: sampling in that step, and an estimate of what CUDA graphs will take, from capturing a few (`profile_cudagraph_memory`).
+"""
 
 from __future__ import annotations
 

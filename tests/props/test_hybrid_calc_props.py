@@ -18,12 +18,13 @@ from tests.builders import make_request
 windows = st.one_of(st.none(), st.integers(1, 40))
 kinds = st.lists(windows, min_size=1, max_size=3)
 patterns = kinds.flatmap(lambda some: st.lists(st.sampled_from(some), min_size=1, max_size=12)).map(tuple)
+MAX_POSITION = 2000
 block_sizes = st.sampled_from((1, 2, 3, 4, 16))
 chunks_of_a_prompt = st.lists(st.integers(1, 50), min_size=1, max_size=8)
 
 
 def shape_with(pattern) -> Shape:
-    return Shape("any", len(pattern), 64, 4, 2, 8, 64, 100, window_pattern=tuple(pattern))
+    return Shape("any", len(pattern), 64, 4, 2, 8, 64, 100, MAX_POSITION, window_pattern=tuple(pattern))
 
 
 def group_windows(shape: Shape) -> tuple[int | None, ...]:
@@ -88,7 +89,7 @@ def test_a_plan_and_an_engine_count_the_same_blocks_and_fit_the_same_lengths(sli
     config = EngineConfig(kv_cache_memory=budget.kv_budget, block_size=size, max_num_batched_tokens=step)
     engine = plan_kv_memory(config, config_of(shape), torch.bfloat16)
     assert (budget.num_blocks, budget.block_bytes) == (engine.num_blocks, engine.block_bytes)
-    assert budget.longest == engine.max_model_len
+    assert budget.length == engine.max_model_len
     assert budget.needed_bytes == engine.blocks_per_request * engine.block_bytes
     assert budget.concurrency == engine.max_concurrency
 
@@ -98,5 +99,5 @@ def config_of(shape: Shape) -> ModelConfig:
     layer_kinds = tuple("full" if window is None else "sliding" for window in shape.windows)
     return ModelConfig(
         "llama", 100, 64, 64, shape.num_layers, 4, 2, 8,
-        max_position=10**6, sliding_window=max((w for w in shape.windows if w), default=None), layer_kinds=layer_kinds,
+        max_position=MAX_POSITION, sliding_window=max((w for w in shape.windows if w), default=None), layer_kinds=layer_kinds,
     )  # fmt: skip

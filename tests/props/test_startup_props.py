@@ -89,5 +89,6 @@ def test_a_planned_budget_is_within_the_gpu_and_auto_the_largest_that_fits(shape
     assert budget.num_blocks == 0 or budget.num_blocks * budget.block_bytes <= budget.kv_budget
     assert (budget.num_blocks + 1) * budget.block_bytes > budget.kv_budget
     assert budget.fits == (budget.longest > 0)
-    assert replace(budget, max_model_len=max(budget.longest, 1)).fits == budget.fits
-    assert not replace(budget, max_model_len=budget.longest + 1).fits
+    assert budget.length <= min(budget.longest, shape.max_position)
+    assert replace(budget, max_model_len=max(budget.length, 1)).fits == budget.fits
+    assert not replace(budget, max_model_len=budget.length + 1).fits

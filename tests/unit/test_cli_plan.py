@@ -7,7 +7,7 @@ from typer.testing import CliRunner, Result
 
 from minivllm.calc.budget import Budget, find_device, find_shape
 from minivllm.calc.hw import GIB, H100, L4
-from minivllm.calc.models import GPT_OSS_20B, LLAMA_3_8B, LLAMA_3_70B
+from minivllm.calc.models import GPT_OSS_20B, LLAMA_3_8B, LLAMA_3_70B, SMOLLM2_135M
 from minivllm.cli.app import app
 
 ASKED = ("plan", "--model", "llama-3-70b", "--gpu", "h100", "--tp", "2")
@@ -85,6 +85,24 @@ def test_a_model_whose_every_layer_has_a_window_has_no_longest_request():
 def test_auto_starts_with_the_longest_that_fits():
     result = run_cli(*ASKED)
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "Starts, with max_model_len=27,088.")
+
+
+def test_auto_ends_where_the_model_does():
+    budget = Budget(SMOLLM2_135M, L4)
+    assert (budget.length, budget.longest > 800_000) == (8192, True)
+    result = run_cli("plan", "--model", "smollm2-135m", "--gpu", "l4")
+    told = " ".join(result.stdout.split())
+    assert result.exit_code == 0
+    assert "one request 0.18 GiB 8,192 tokens" in told
+    assert "tokens that memory lets one request have; the model was made for 8,192" in told
+    assert told.endswith("Starts, with max_model_len=8,192.")
+
+
+def test_more_positions_than_the_model_was_made_for_do_not_start():
+    result = run_cli("plan", "--model", "smollm2-135m", "--gpu", "l4", "--max-model-len", 8193)
+    told = " ".join(result.stdout.split())
+    assert result.exit_code == 1
+    assert told.endswith("max_model_len=8,193, but the model was made for at most 8,192 positions.")
 
 
 def test_a_model_that_leaves_nothing_is_told_so():
