@@ -138,7 +138,8 @@ for method in ("conversion", "lop3"):
 
 def compiled() -> list[str]:
     """PTX for Hopper of the first rung and of `launch`."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(gpu.__path__[0]).parents[1])}
+    kernels = Path(gpu.__path__[0]).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(kernels), *sys.path])}
     del environment["TRITON_INTERPRET"]
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment, timeout=100)
     assert done.returncode == 0, done.stderr

@@ -153,7 +153,7 @@ def build(kv_heads: int, group: int, dim: int, blocks_per_sm: int, **step: int) 
 
 
 AOT = (
-    build(3, 3, 64, blocks_per_sm=3, rows=4, new=512, past=3584),
+    build(3, 3, 64, blocks_per_sm=2, rows=4, new=512, past=3584),
     build(8, 4, 128, blocks_per_sm=2, rows=4, new=512, past=3584),
     build(8, 4, 128, blocks_per_sm=2, rows=64, new=1, past=4095),
 )
