@@ -27,6 +27,8 @@ WARP_GROUP_ROWS = 64
 MAX_QUERIES = 128
 QUERY_BYTES = 32 * 1024
 """Bytes of queries that a program holds, at most."""
+MAX_ROWS = 65535
+"""CUDA's largest grid in its second and third dimensions."""
 
 
 def ref(
@@ -299,6 +301,8 @@ def check_step(
     check("starts", starts, where, torch.int64, (rows + 1,))
     check("out", out, where, kind, (tokens, heads, dim))
     check_sizes(heads, dim, planes, slots, block_size, window)
+    if rows > MAX_ROWS:
+        raise ValueError(f"lengths: {rows} rows, must be {MAX_ROWS} at most")
     if not 0 <= longest <= tokens:
         raise ValueError(f"longest: {longest} must be 0 to {tokens}, the tokens of q")
 
@@ -341,6 +345,7 @@ CASES = (
     {"rows": 0, "kv_heads": 1, "group": 2, "dim": 16, "block_size": 16, "new": 1, "past": 0, "window": None},
     {"rows": 1, "kv_heads": 1, "group": 1, "dim": 1, "block_size": 1, "new": 1, "past": 0, "window": None},
     {"rows": 4, "kv_heads": 1, "group": 2, "dim": 256, "block_size": 16, "new": 5, "past": 61, "window": 16},
+    {"rows": 1, "kv_heads": 2, "group": 3, "dim": 16, "block_size": 16, "new": 5, "past": 62, "window": None},
 )
 FREE = {("cache", 1), ("tables", 1)}
 TOL = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-5}

@@ -124,6 +124,7 @@ CASES = (
     {"rows": 1, "kv_heads": 1, "group": 1, "dim": 1, "block_size": 1, "new": 1, "past": 0, "window": None},
     {"rows": 5, "kv_heads": 1, "group": 2, "dim": 256, "block_size": 16, "new": 20, "past": 61, "window": 16},
     {"rows": 4, "kv_heads": 1, "group": 4, "dim": 16, "block_size": 16, "new": 1, "past": 70, "window": None},
+    {"rows": 1, "kv_heads": 2, "group": 3, "dim": 16, "block_size": 16, "new": 5, "past": 62, "window": None},
 )
 FREE = {("cache", 1), ("tables", 1)}
 TOL = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-5}
