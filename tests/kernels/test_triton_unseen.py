@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="Triton isn't installed")
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from tests.kernels.test_triton import KERNELS, every_kernel, finest, fresh, mutant, prove_cases, same, tensors
+from tests.kernels.test_triton import KERNELS, RUNGS, every_kernel, finest, fresh, mutant, prove_cases, same, tensors
 
 
 def sparse(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -39,8 +39,12 @@ def test_offsets_into_a_cache_are_64_bits_wide(name):
     assert cache[:, last, 0].tolist() == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("name", ["paged_decode", "paged_decode_splitkv", "paged_prefill", "unified_attention"])
-def test_a_cache_is_read_with_offsets_64_bits_wide(name):
+ATTENTION_RUNGS = [rung for rung in RUNGS if rung[0].startswith("paged")]
+ATTENTION = ["paged_decode", "paged_decode_splitkv", "paged_prefill", "unified_attention"]
+
+
+@pytest.mark.parametrize(("name", "launch"), [*((name, "launch") for name in ATTENTION), *ATTENTION_RUNGS])
+def test_a_cache_is_read_with_offsets_64_bits_wide(name, launch):
     """The last V plane begins past 2**31 elements."""
     kv_heads, slots, dim = 2, 3 * 2**24, 16
     cache = sparse(2 * kv_heads, slots, dim, dtype=torch.bfloat16)
@@ -51,34 +55,44 @@ def test_a_cache_is_read_with_offsets_64_bits_wide(name):
     step |= {"splits": 2} if name == "paged_decode_splitkv" else {}
     step |= {"longest": 1} if name == "paged_prefill" else {}
     tables, lengths = torch.tensor([[last]]), torch.tensor([16])
-    KERNELS[name].launch(q=q, cache=cache, tables=tables, lengths=lengths, out=out, **step)
+    getattr(KERNELS[name], launch)(q=q, cache=cache, tables=tables, lengths=lengths, out=out, **step)
     assert out[0, :, 0].tolist() == [2, 3]
 
 
+HEADS_1024 = {"kv_heads": 8, "dim": 128}
+ROWS_1024 = {
+    "rmsnorm": {"tokens": 1, "size": 1024, "add": True, "wide": True},
+    "silu_mul": {"tokens": 1, "inner": 1024},
+    "rope": {"tokens": 1, "heads": 8, "dim": 128, "interleaved": False},
+    "store_kv": {"tokens": 1, "slots": 2} | HEADS_1024,
+    "paged_decode": {"rows": 1, "group": 1, "block_size": 16, "longest": 16, "window": None} | HEADS_1024,
+}
+"""Sizes with one row, of 1024 elements."""
+
+
 @pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("rmsnorm", {"tokens": 1, "size": 1024, "add": True, "wide": True}),
-        ("silu_mul", {"tokens": 1, "inner": 1024}),
-    ],
+    ("name", "launch"), [*((name, "launch") for name in ROWS_1024), *(rung for rung in RUNGS if rung[0] in ROWS_1024)]
 )
-def test_rows_are_found_with_offsets_64_bits_wide(name, sizes, monkeypatch):
-    """Of so many rows only the last one's program runs; it begins at element 2**31."""
+def test_rows_are_found_with_offsets_64_bits_wide(name, launch, monkeypatch):
+    """Of so many rows only the last one's programs run; it begins at element 2**31."""
     kernel, last = KERNELS[name], 2**21
-    arguments, wanted, memory = (fresh(kernel, torch.float32, sizes) for _ in range(3))
+    arguments, wanted = (fresh(kernel, torch.float32, ROWS_1024[name], seed=1) for _ in range(2))
+    results = tensors(arguments)
     for argument, tensor in tensors(arguments).items():
-        if tensor.dim() == 2:
-            memory[argument] = sparse(last + 1, tensor.shape[1], dtype=tensor.dtype)
-            memory[argument][last] = tensor[0]
-            arguments[argument] = memory[argument][:1]
-    program = {0: last, 1: 0, 2: 0}
+        if len(tensor) == 1:
+            memory = sparse(last + 1, *tensor.shape[1:], dtype=tensor.dtype)
+            results[argument], arguments[argument] = memory[last:], memory[:1]
+            results[argument].copy_(tensor)
+
+    def create_get_program_id(self, axis):
+        return TensorHandle(np.array([self.grid_idx[axis] if axis else last], np.int32), tl.int32)
+
     with monkeypatch.context() as patch:
-        say = lambda self, axis: TensorHandle(np.array([program[axis]], np.int32), tl.int32)  # noqa: E731
-        patch.setattr(InterpreterBuilder, "create_get_program_id", say)
-        kernel.launch(**arguments)
+        patch.setattr(InterpreterBuilder, "create_get_program_id", create_get_program_id)
+        getattr(kernel, launch)(**arguments)
     kernel.ref(**wanted)
     for argument in kernel.WRITES:
-        same(memory[argument][last:], wanted[argument], kernel.TOL[torch.float32])
+        same(results[argument], wanted[argument], kernel.TOL[torch.float32])
 
 
 @pytest.fixture
