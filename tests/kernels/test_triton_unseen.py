@@ -64,7 +64,7 @@ ROWS_1024 = {
     "rmsnorm": {"tokens": 1, "size": 1024, "add": True, "wide": True},
     "silu_mul": {"tokens": 1, "inner": 1024},
     "rope": {"tokens": 1, "heads": 8, "dim": 128, "interleaved": False},
-    "store_kv": {"tokens": 1, "slots": 2} | HEADS_1024,
+    "store_kv": {"tokens": 1, "slots": 2, "padded": False} | HEADS_1024,
     "paged_decode": {"rows": 1, "group": 1, "block_size": 16, "longest": 16, "window": None} | HEADS_1024,
 }
 """Sizes with one row, of 1024 elements."""

@@ -24,6 +24,8 @@ from minivllm_kernels.gpu.paged_decode import MIN_DOT, check_sizes, tile_slots
 
 WARP_GROUP_ROWS = 64
 """Rows of a matrix that a warp group, 4 warps, multiplies in one instruction."""
+WARP_GROUP_COLUMNS = 128
+"""Elements of a row's sums that a warp group keeps in registers."""
 MAX_QUERIES = 128
 QUERY_BYTES = 32 * 1024
 """Bytes of queries that a program holds, at most."""
@@ -242,7 +244,7 @@ def launch(
     grid = q.shape[1], triton.cdiv(longest, queries), len(lengths)
     kernel[grid](
         *run_time(q, cache, tables, lengths, starts, out, window), **constants(q, cache, block_size),
-        BLOCK_M=queries, DOT=dot_dtype(q.dtype), num_warps=warps(queries),
+        BLOCK_M=queries, DOT=dot_dtype(q.dtype), num_warps=warps(queries, q.shape[2]),
     )  # fmt: skip
 
 
@@ -278,7 +280,7 @@ def v2(
     grid = q.shape[1], triton.cdiv(longest, queries), len(lengths)
     all_tiles[grid](
         *run_time(q, cache, tables, lengths, starts, out, window), **constants(q, cache, block_size),
-        BLOCK_M=queries, DOT=dot_dtype(q.dtype), num_warps=warps(queries),
+        BLOCK_M=queries, DOT=dot_dtype(q.dtype), num_warps=warps(queries, q.shape[2]),
     )  # fmt: skip
 
 
@@ -312,9 +314,10 @@ def tile_queries(dim: int, itemsize: int) -> int:
     return max(MIN_DOT, min(MAX_QUERIES, QUERY_BYTES // (power_of_2(dim) * itemsize)))
 
 
-def warps(queries: int) -> int:
-    """A warp group for every 64 queries, and one at least."""
-    return 4 * max(1, queries // WARP_GROUP_ROWS)
+def warps(queries: int, dim: int) -> int:
+    """A warp group for every 64 queries, and for every 128 elements of a head: sums of 64 x 256 take half the registers
+    that a thread of one has, and the rest spills."""
+    return 4 * max(1, queries // WARP_GROUP_ROWS, triton.cdiv(dim, WARP_GROUP_COLUMNS))
 
 
 def run_time(
@@ -397,14 +400,14 @@ def build(kv_heads: int, group: int, dim: int, blocks_per_sm: int) -> Build:
         {"HEADS": kv_heads * group, "KV_HEADS": kv_heads, "DIM": dim, "BLOCK_SIZE": 16, "BLOCK_M": queries}
         | {"BLOCK_D": dim, "TILE": tile_slots(dim, 2), "DOT": tl.bfloat16},
         {"rows": 4, "kv_heads": kv_heads, "group": group, "dim": dim, "new": 2048, "past": 2048, "window": None},
-        num_warps=warps(queries),
+        num_warps=warps(queries, dim),
         blocks_per_sm=blocks_per_sm,
         matrix="wgmma",
         not_on={75: "Triton has no tensor-core instruction for it there"},
     )
 
 
-AOT = (build(3, 3, 64, blocks_per_sm=2), build(8, 4, 128, blocks_per_sm=1))
+AOT = (build(3, 3, 64, blocks_per_sm=2), build(8, 4, 128, blocks_per_sm=1), build(8, 2, 256, blocks_per_sm=1))
 
 
 def bytes_moved(
