@@ -357,9 +357,19 @@ def test_a_gpu_that_is_not_the_current_one_is_refused_by_name(monkeypatch):
         form.check_device("q", second)
 
 
-@pytest.mark.parametrize("shape", [(2, 0), (0, 2), (3, 0, 4)])
-def test_a_tensor_without_elements_is_dense(shape):
-    assert form.is_dense(torch.empty(shape), 0)
+@pytest.mark.parametrize(
+    ("shape", "strides", "dense"),
+    [
+        ((2, 0), (1, 1), True),
+        ((3, 0, 4), (4, 4, 1), True),
+        ((2, 1, 3), (3, 99, 1), True),
+        ((2, 2), (1, 2), False),
+        ((2, 3), (4, 1), False),
+        ((3,), (0,), False),
+    ],
+)
+def test_only_elements_and_their_order_say_whether_a_tensor_is_dense(shape, strides, dense):
+    assert form.is_dense(torch.empty(12).as_strided(shape, strides), 0) == dense
 
 
 def mutant(kernel: types.ModuleType, right: str, wrong: str, folder) -> types.ModuleType:
