@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton isn't installed")
 
 from minivllm_kernels import gpu
+from minivllm_kernels.gpu import form
 
 KERNELS = {name: gpu.load(name) for name in gpu.kernel_names()}
 GUARD = 4096
@@ -51,6 +52,7 @@ FAULTS = {
         ("mask = element < SIZE", "mask = element < SIZE - 1"),
         ("mask = element < SIZE", "mask = element < SIZE + 1"),
         ("/ SIZE + eps", "/ BLOCK + eps"),
+        ("/ SIZE + eps", "/ SIZE"),
         ("value = added.to(value.dtype)", "value = value"),
     ],
     "silu_mul": [
@@ -114,6 +116,7 @@ FAULTS = {
         ("acc * rescale[:, None]", "acc"),
         ("total * rescale +", "total +"),
         ("edge = (lowest + 1)", "edge = (lowest + TILE)"),
+        ("edge = (lowest + 1)", "edge = (lowest + 2)"),
         ("(stop - window + TILE - 1, 0)", "(stop - window, 0)"),
         ("tl.maximum(inner, edge), stop,", "edge, stop,"),
         ("kv_head = head // (HEADS // KV_HEADS)", "kv_head = head % KV_HEADS"),
@@ -274,8 +277,9 @@ def wrong_tensors(kernel: types.ModuleType, name: str, tensor: torch.Tensor) -> 
     yield "dtype", tensor.to(torch.float64 if tensor.is_floating_point() else torch.int16)
     yield "device", tensor.to("meta")
     yield "rank", tensor[None]
-    apart = torch.stack((tensor, tensor), -1)[..., 0]
-    yield "stride", apart
+    yield "stride", torch.stack((tensor, tensor), -1)[..., 0]
+    if tensor.dim() == 3 and tensor.shape[1] > 1:
+        yield "stride", torch.stack((tensor, tensor), 2)[:, :, 0]
     for dimension in range(tensor.dim()):
         if (name, dimension) not in kernel.FREE:
             yield f"size of dimension {dimension}", torch.cat((tensor, tensor.narrow(dimension, 0, 1)), dimension)
@@ -338,6 +342,36 @@ def test_a_wrong_number_is_refused_by_name(name, argument, value):
         KERNELS[name].launch(**arguments | {argument: value})
 
 
+def test_more_rows_than_a_grid_has_are_refused_by_name():
+    rows, none = 2**16, torch.empty(0, 1, 16)
+    tables, lengths, starts = torch.zeros(rows, 1).long(), torch.zeros(rows).long(), torch.zeros(rows + 1).long()
+    with pytest.raises(ValueError, match=r"^lengths: 65536 rows, .*65535"):
+        KERNELS["paged_prefill"].launch(none, torch.empty(2, 16, 16), tables, lengths, starts, none.clone(), 16, 0)
+
+
+def test_a_gpu_that_is_not_the_current_one_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    first, second = (types.SimpleNamespace(device=torch.device("cuda", index)) for index in range(2))
+    assert form.check_device("q", first) == first.device
+    with pytest.raises(ValueError, match=r"^q: must be on the current GPU, cuda:0, not on cuda:1"):
+        form.check_device("q", second)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "dense"),
+    [
+        ((2, 0), (1, 1), True),
+        ((3, 0, 4), (4, 4, 1), True),
+        ((2, 1, 3), (3, 99, 1), True),
+        ((2, 2), (1, 2), False),
+        ((2, 3), (4, 1), False),
+        ((3,), (0,), False),
+    ],
+)
+def test_only_elements_and_their_order_say_whether_a_tensor_is_dense(shape, strides, dense):
+    assert form.is_dense(torch.empty(12).as_strided(shape, strides), 0) == dense
+
+
 def mutant(kernel: types.ModuleType, right: str, wrong: str, folder) -> types.ModuleType:
     """A kernel's file with one thing said otherwise."""
     source = Path(kernel.__file__).read_text(encoding="utf-8")
@@ -377,36 +411,6 @@ def test_a_read_past_the_end_that_leaves_no_trace_is_caught(tmp_path):
 
 def test_every_kernel_has_seeded_faults():
     assert set(FAULTS) == set(KERNELS)
-
-
-@pytest.mark.parametrize("name", ["store_kv", "copy_blocks"])
-def test_offsets_into_a_cache_are_64_bits_wide(name):
-    """A cache of 2**32 + elements, of which a few are ever touched."""
-    kv_heads, slots, dim = 2, 2**26, 16
-    cache = torch.empty(2 * kv_heads, slots, dim, dtype=torch.int8)
-    last = slots - 16
-    k, v = torch.ones(1, kv_heads, dim, dtype=torch.int8), torch.full((1, kv_heads, dim), 2, dtype=torch.int8)
-    KERNELS["store_kv"].launch(k, v, torch.tensor([last]), cache)
-    if name == "copy_blocks":
-        source, destination = torch.tensor([last // 16]), torch.tensor([last // 16 - 1])
-        KERNELS["copy_blocks"].launch(cache, source, destination, 16)
-        last -= 16
-    assert cache[:, last, 0].tolist() == [1, 1, 2, 2]
-
-
-@pytest.mark.parametrize("name", ["paged_decode", "paged_prefill", "unified_attention"])
-def test_a_cache_is_read_with_offsets_64_bits_wide(name):
-    """The last head's values lie past 2**31 elements."""
-    kv_heads, slots, dim = 2, 2**25 + 2**20, 16
-    cache = torch.empty(2 * kv_heads, slots, dim, dtype=torch.bfloat16)
-    last = slots // 16 - 1
-    cache[:, -16:] = torch.arange(4)[:, None, None]
-    q, out = torch.ones(1, kv_heads, dim, dtype=torch.bfloat16), torch.zeros(1, kv_heads, dim, dtype=torch.bfloat16)
-    step = {"block_size": 16} if name == "paged_decode" else {"block_size": 16, "starts": torch.tensor([0, 1])}
-    step |= {"longest": 1} if name == "paged_prefill" else {}
-    tables, lengths = torch.tensor([[last]]), torch.tensor([16])
-    KERNELS[name].launch(q=q, cache=cache, tables=tables, lengths=lengths, out=out, **step)
-    assert out[0, :, 0].tolist() == [2, 3]
 
 
 def test_kernels_import_triton_and_nothing_else_does():

@@ -20,7 +20,7 @@ GOOD = Facts(registers=128, spilled=0, shared=39424, load_bits=128, matrix="mma"
 
 def test_every_build_keeps_its_promises():
     kernels = Path(gpu.__path__[0]).parents[1]
-    environment = {**os.environ, "PYTHONPATH": str(kernels)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(kernels), *sys.path])}
     del environment["TRITON_INTERPRET"]
     done = subprocess.run(
         [sys.executable, "-m", "minivllm_kernels.report"], capture_output=True, text=True, env=environment, timeout=100

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -129,6 +130,34 @@ def test_a_padded_step_gives_its_rows_the_same_numbers_and_stores_the_same(rows)
     )
     for mine, theirs in zip(padded.cache.layers, plain.cache.layers, strict=True):
         assert torch.equal(mine[:, 4:], theirs[:, 4:])
+
+
+def test_a_graph_is_captured_after_a_run_and_replayed_where_its_result_lies(monkeypatch):
+    events, results = [], iter(torch.arange(2))
+
+    class Graph:
+        def replay(self):
+            events.append("replay")
+
+    @contextmanager
+    def capture(graph, pool):
+        assert isinstance(graph, Graph)
+        events.append(f"capture in {pool}")
+        yield
+        events.append("captured")
+
+    def run():
+        events.append("run")
+        return next(results)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    replay = ops.cuda_graph(run, "the pool")
+    assert events == ["run", "capture in the pool", "run", "captured"]
+    first, second = replay(), replay()
+    assert events[4:] == ["replay", "replay"]
+    assert first is second
+    assert first == 1, "the result of the run that was captured"
 
 
 def graphs(rows=8, width=3):

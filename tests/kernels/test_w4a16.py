@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +14,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton isn't installed")
 
+import triton.language as tl
+from triton.runtime.interpreter import TensorHandle
+
 from minivllm_kernels import gpu
+from tests.kernels.test_triton import fresh, prove_cases
 
 W4A16 = gpu.load("w4a16_matmul")
 ALL_HALVES = torch.arange(2**16)
@@ -65,14 +70,19 @@ def instructions(ptx: str) -> list[tuple[str, list[str]]]:
     return [(name, operands) for name, *operands in lines if name != ".reg"]
 
 
-def execute(ptx: str, kind: torch.dtype, words: torch.Tensor, zero: int) -> list[torch.Tensor]:
-    """The four results of PTX for words (int64, 32 bits): float64 [words, 2], low half first."""
-    added = -(64 + zero) if kind == torch.float16 else -(128 + zero)
-    registers = {"$4": words, "$5": twice(1024 + zero, kind), "$6": twice(added, kind)}
+def run_ptx(ptx: str, kind: torch.dtype, *arguments: torch.Tensor) -> list[torch.Tensor]:
+    """The four results of PTX for three arguments of 32 bits (int64, $4 to $6): float64 [words, 2], low half first."""
+    registers = dict(zip(("$4", "$5", "$6"), arguments, strict=True))
     for name, (target, *operands) in instructions(ptx):
         values = [registers[each] if each in registers else torch.tensor([int(each, 0)]) for each in operands]
         registers[target] = EXECUTE[name](kind, *torch.broadcast_tensors(*values))
     return [torch.stack([to_numbers(registers[f"${i}"] >> s & 0xFFFF, kind) for s in (0, 16)], -1) for i in range(4)]
+
+
+def execute(ptx: str, kind: torch.dtype, words: torch.Tensor, zero: int) -> list[torch.Tensor]:
+    """The results for words and a zero point."""
+    added = -(64 + zero) if kind == torch.float16 else -(128 + zero)
+    return run_ptx(ptx, kind, words, twice(1024 + zero, kind), twice(added, kind))
 
 
 KINDS = [(torch.float16, W4A16.HALF_PTX), (torch.bfloat16, W4A16.BRAIN_PTX)]
@@ -126,6 +136,45 @@ def test_eight_weights_take_few_enough_instructions_for_an_h100(ptx, count):
     assert count / WEIGHTS_A_WORD < budget / 3
 
 
+def in_pairs(tensor: tl.tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The interpreter's 16 bits each, broadcast; neighbours are the halves of 32 bits. It makes bfloat16 of an integer by
+    leaving the integer's bits as they are (`interpreter.py:cast_impl`, Triton 3.7 and 3.9): here they become the number's."""
+    bits = torch.tensor(np.broadcast_to(tensor.handle.data.view(np.int16), shape).reshape(-1, 2))
+    pairs = to_bits(bits, torch.bfloat16) if tensor.dtype == tl.bfloat16 else bits.long() & 0xFFFF
+    return pairs[:, 1] << 16 | pairs[:, 0]
+
+
+def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
+    """Triton's, two neighbours at once, with the text above; in float32, which the interpreter multiplies."""
+    assert pack == 2
+    assert constraints.value == W4A16.CONSTRAINTS.value
+    kind = {tl.float16: torch.float16, tl.bfloat16: torch.bfloat16}[dtype[0]]
+    shape = np.broadcast_shapes(*(each.handle.data.shape for each in args))
+    results = run_ptx(asm.value, kind, *(in_pairs(each, shape) for each in args))
+    handles = [TensorHandle(each.float().numpy().reshape(shape), tl.float32) for each in results]
+    return tuple(tl.tensor(handle, tl.block_type(tl.float32, list(shape))) for handle in handles)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_the_kernel_with_its_ptx_equals_the_specification(kind, monkeypatch):
+    monkeypatch.setattr(tl, "inline_asm_elementwise", inline_asm_elementwise)
+    monkeypatch.setattr(W4A16, "by_ptx", lambda **arguments: W4A16.run("lop3", **arguments), raising=False)
+    prove_cases(W4A16, kind, "by_ptx")
+
+
+def test_a_launch_on_a_gpu_runs_the_ptx(monkeypatch):
+    methods = []
+    monkeypatch.setattr(W4A16, "run", lambda method, *_: methods.append(method))
+    monkeypatch.setattr(W4A16.triton.knobs.runtime, "interpret", False)
+    W4A16.launch(**fresh(W4A16, torch.float16, W4A16.CASES[0]))
+    assert methods == ["lop3"]
+
+
+def test_results_never_share_a_register_with_an_argument_that_is_read_later():
+    """`&`: a result is written before all arguments are read."""
+    assert W4A16.CONSTRAINTS.value.split(",") == ["=&r"] * 4 + ["r"] * 3
+
+
 COMPILE = """
 import dataclasses, json, sys
 from minivllm_kernels import gpu, report
@@ -138,7 +187,8 @@ for method in ("conversion", "lop3"):
 
 def compiled() -> list[str]:
     """PTX for Hopper of the first rung and of `launch`."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(gpu.__path__[0]).parents[1])}
+    kernels = Path(gpu.__path__[0]).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(kernels), *sys.path])}
     del environment["TRITON_INTERPRET"]
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment, timeout=100)
     assert done.returncode == 0, done.stderr

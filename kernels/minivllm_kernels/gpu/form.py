@@ -88,10 +88,13 @@ def dot_dtype(kind: dtype) -> tl.dtype:
 
 
 def check_device(name: str, tensor: Tensor) -> device:
-    """The device to run on: this tensor's, a GPU, or the CPU in Triton's interpreter."""
+    """The device to run on: this tensor's, the current GPU, which Triton launches on, or the CPU in Triton's interpreter."""
     found = tensor.device
     if found.type != "cuda" and not (found.type == "cpu" and triton.knobs.runtime.interpret):
         raise ValueError(f"{name}: must be on a GPU (or the CPU, with TRITON_INTERPRET=1), not on {found}")
+    if found.type == "cuda" and found.index != torch.cuda.current_device():
+        current = f"cuda:{torch.cuda.current_device()}"
+        raise ValueError(f"{name}: must be on the current GPU, {current}, not on {found}: see torch.cuda.set_device")
     return found
 
 
@@ -109,12 +112,13 @@ def check(name: str, tensor: Tensor, where: device, kind: dtype, shape: tuple[in
 
 
 def is_dense(tensor: Tensor, rows: int) -> bool:
-    """Whether all dimensions but the first `rows` are one run of memory. Strides of dimensions of size 1 don't matter."""
+    """Whether all dimensions but the first `rows` are one run of memory, as `torch.empty` lays it out:
+    strides of dimensions of size 1 don't matter."""
     expected = 1
     for size, stride in reversed(list(zip(tensor.shape[rows:], tensor.stride()[rows:], strict=True))):
         if size > 1 and stride != expected:
             return False
-        expected *= size
+        expected *= max(size, 1)
     return True
 
 

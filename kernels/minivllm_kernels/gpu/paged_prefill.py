@@ -25,9 +25,13 @@ from minivllm_kernels.gpu.paged_decode import MIN_DOT, check_sizes, tile_slots
 
 WARP_GROUP_ROWS = 64
 """Rows of a matrix that a warp group, 4 warps, multiplies in one instruction."""
+WARP_GROUP_COLUMNS = 128
+"""Elements of a row's sums that a warp group keeps in registers."""
 MAX_QUERIES = 128
 QUERY_BYTES = 32 * 1024
 """Bytes of queries that a program holds, at most."""
+MAX_ROWS = 65535
+"""CUDA's largest grid in its second and third dimensions."""
 
 
 def ref(
@@ -241,7 +245,7 @@ def launch(
     grid = q.shape[1], triton.cdiv(longest, queries), len(lengths)
     kernel[grid](
         *run_time(q, cache, tables, lengths, starts, out, window), **constants(q, cache, block_size),
-        BLOCK_M=queries, DOT=dot_dtype(q.dtype), num_warps=warps(queries),
+        BLOCK_M=queries, DOT=dot_dtype(q.dtype), num_warps=warps(queries, q.shape[2]),
     )  # fmt: skip
 
 
@@ -277,7 +281,7 @@ def v2(
     grid = q.shape[1], triton.cdiv(longest, queries), len(lengths)
     all_tiles[grid](
         *run_time(q, cache, tables, lengths, starts, out, window), **constants(q, cache, block_size),
-        BLOCK_M=queries, DOT=dot_dtype(q.dtype), num_warps=warps(queries),
+        BLOCK_M=queries, DOT=dot_dtype(q.dtype), num_warps=warps(queries, q.shape[2]),
     )  # fmt: skip
 
 
@@ -300,6 +304,8 @@ def check_step(
     check("starts", starts, where, torch.int64, (rows + 1,))
     check("out", out, where, kind, (tokens, heads, dim))
     check_sizes(heads, dim, planes, slots, block_size, window)
+    if rows > MAX_ROWS:
+        raise ValueError(f"lengths: {rows} rows, must be {MAX_ROWS} at most")
     if not 0 <= longest <= tokens:
         raise ValueError(f"longest: {longest} must be 0 to {tokens}, the tokens of q")
 
@@ -309,9 +315,10 @@ def tile_queries(dim: int, itemsize: int) -> int:
     return max(MIN_DOT, min(MAX_QUERIES, QUERY_BYTES // (power_of_2(dim) * itemsize)))
 
 
-def warps(queries: int) -> int:
-    """A warp group for every 64 queries, and one at least."""
-    return 4 * max(1, queries // WARP_GROUP_ROWS)
+def warps(queries: int, dim: int) -> int:
+    """A warp group for every 64 queries, and for every 128 elements of a head: sums of 64 x 256 take half the registers
+    that a thread of one has, and the rest spills."""
+    return 4 * max(1, queries // WARP_GROUP_ROWS, triton.cdiv(dim, WARP_GROUP_COLUMNS))
 
 
 def run_time(
@@ -342,6 +349,7 @@ CASES = (
     {"rows": 0, "kv_heads": 1, "group": 2, "dim": 16, "block_size": 16, "new": 1, "past": 0, "window": None},
     {"rows": 1, "kv_heads": 1, "group": 1, "dim": 1, "block_size": 1, "new": 1, "past": 0, "window": None},
     {"rows": 4, "kv_heads": 1, "group": 2, "dim": 256, "block_size": 16, "new": 5, "past": 61, "window": 16},
+    {"rows": 1, "kv_heads": 2, "group": 3, "dim": 16, "block_size": 16, "new": 5, "past": 62, "window": None},
 )
 FREE = {("cache", 1), ("tables", 1)}
 TOL = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-5}
@@ -393,14 +401,14 @@ def build(kv_heads: int, group: int, dim: int, blocks_per_sm: int) -> Build:
         {"HEADS": kv_heads * group, "KV_HEADS": kv_heads, "DIM": dim, "BLOCK_SIZE": 16, "BLOCK_M": queries}
         | {"BLOCK_D": dim, "TILE": tile_slots(dim, 2), "DOT": tl.bfloat16},
         {"rows": 4, "kv_heads": kv_heads, "group": group, "dim": dim, "new": 2048, "past": 2048, "window": None},
-        num_warps=warps(queries),
+        num_warps=warps(queries, dim),
         blocks_per_sm=blocks_per_sm,
         matrix="wgmma",
         not_on={75: "Triton has no tensor-core instruction for it there"},
     )
 
 
-AOT = (build(3, 3, 64, blocks_per_sm=2), build(8, 4, 128, blocks_per_sm=1))
+AOT = (build(3, 3, 64, blocks_per_sm=2), build(8, 4, 128, blocks_per_sm=1), build(8, 2, 256, blocks_per_sm=1))
 
 
 def bytes_moved(

@@ -80,8 +80,9 @@ TOL = {torch.bfloat16: 1.6e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 def inputs(
     dtype: torch.dtype, generator: Generator, *, tokens: int, size: int, add: bool, wide: bool
 ) -> dict[str, object]:
-    """`wide`: the residual stream is float32 whatever the weights are."""
+    """`wide`: the residual stream is float32 whatever the weights are. The second row is zeros, which `eps` is for."""
     x, update = torch.randn(2, tokens, size, generator=generator)
+    x[1:2] = update[1:2] = 0
     return {
         "x": x.to(torch.float32 if wide else dtype),
         "update": update.to(dtype) if add else None,

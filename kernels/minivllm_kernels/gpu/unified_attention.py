@@ -30,6 +30,7 @@ from minivllm_kernels.gpu.paged_prefill import (
     constants,
     run_time,
     tile_queries,
+    warps,
 )
 
 
@@ -102,7 +103,7 @@ def launch(
     tiles = len(q) // (packed // group) + rows if rows else 0
     kernel[(kv_heads, tiles)](
         *run_time(q, cache, tables, lengths, starts, out, window), rows, **constants(q, cache, block_size),
-        BLOCK_M=packed, DOT=dot_dtype(q.dtype), num_warps=4,
+        BLOCK_M=packed, DOT=dot_dtype(q.dtype), num_warps=warps(packed, q.shape[2]),
     )  # fmt: skip
 
 
@@ -124,6 +125,7 @@ CASES = (
     {"rows": 1, "kv_heads": 1, "group": 1, "dim": 1, "block_size": 1, "new": 1, "past": 0, "window": None},
     {"rows": 5, "kv_heads": 1, "group": 2, "dim": 256, "block_size": 16, "new": 20, "past": 61, "window": 16},
     {"rows": 4, "kv_heads": 1, "group": 4, "dim": 16, "block_size": 16, "new": 1, "past": 70, "window": None},
+    {"rows": 1, "kv_heads": 2, "group": 3, "dim": 16, "block_size": 16, "new": 5, "past": 62, "window": None},
 )
 FREE = {("cache", 1), ("tables", 1)}
 TOL = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-5}
@@ -140,12 +142,14 @@ def build(kv_heads: int, group: int, dim: int, blocks_per_sm: int, **step: int) 
     """Rows of `new` tokens after `past`, in blocks of 16."""
     like = paged_prefill.build(kv_heads, group, dim, blocks_per_sm)
     label = f"{kv_heads * group} heads of {dim} on {kv_heads}, {step['rows']} x {step['new']}, bf16"
-    constants = {**like.constants, "BLOCK_M": tile_rows(group, dim, 2), "TILE": tile_slots(dim, 2)}
+    packed = tile_rows(group, dim, 2)
+    constants = {**like.constants, "BLOCK_M": packed, "TILE": tile_slots(dim, 2)}
     return Build(
         label,
         {**like.arguments, "rows": "i32"},
         constants,
         {**like.sizes, **step},
+        num_warps=warps(packed, dim),
         blocks_per_sm=blocks_per_sm,
         matrix="wgmma",
         not_on=like.not_on,
@@ -153,9 +157,10 @@ def build(kv_heads: int, group: int, dim: int, blocks_per_sm: int, **step: int) 
 
 
 AOT = (
-    build(3, 3, 64, blocks_per_sm=3, rows=4, new=512, past=3584),
+    build(3, 3, 64, blocks_per_sm=2, rows=4, new=512, past=3584),
     build(8, 4, 128, blocks_per_sm=2, rows=4, new=512, past=3584),
     build(8, 4, 128, blocks_per_sm=2, rows=64, new=1, past=4095),
+    build(8, 2, 256, blocks_per_sm=1, rows=4, new=512, past=3584),
 )
 
 
