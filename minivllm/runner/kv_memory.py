@@ -1,4 +1,11 @@
-"""How many KV blocks there are, and whether they are enough: plain arithmetic, kept as a record that can be printed."""
+"""How many KV blocks there are, and whether they are enough: plain arithmetic, kept as a record that can be printed.
+
+Source: vLLM 0.32 `v1/core/kv_cache_utils.py:get_kv_cache_configs`, `_check_enough_kv_cache_memory` (one request of full
+length must fit beside the null block) and, for "auto", `_auto_fit_max_model_len`. There every worker counts for itself
+and the fewest blocks are everybody's; here ranks agree on free memory first (`engine/procs.py:agree_on_free_memory`).
+Left out: layers of unlike shapes, and models without attention. `kv_memory_fraction`, a share of what is free, is for
+CPUs, where other programs come and go; it has no counterpart there.
+"""
 
 from __future__ import annotations
 
