@@ -22,7 +22,7 @@ from minivllm.runner import parallel
 
 POINT, RANKS, MODEL = sys.argv[1:]
 
-parallel.SUM_TIMEOUT = timedelta(seconds=10)
+parallel.SUM_TIMEOUT = timedelta(seconds=2 if POINT in ("spawned", "meeting") else 8)  # later, the ranks must have met
 if POINT == "spawned":
     procs.SUM_TIMEOUT = parallel.SUM_TIMEOUT  # elsewhere it's for processes that really start, which takes longer
 if RANKS == "2":
