@@ -47,11 +47,7 @@ class GuidedChoice:
 
     def __post_init__(self) -> None:
         choices = self.choices
-        if (
-            not isinstance(choices, (list, tuple))
-            or not choices
-            or not all(isinstance(choice, str) for choice in choices)
-        ):
+        if not (isinstance(choices, (list, tuple)) and choices and all(isinstance(choice, str) for choice in choices)):
             raise RequestError("guided", choices, "choices must be a list of at least one text")
         object.__setattr__(self, "choices", tuple(choices))
 
@@ -94,7 +90,8 @@ class SamplingParams:
     """How to choose tokens and when to stop. `temperature=0` is greedy.
 
     `seed` makes draws repeatable whatever else is in the batch; child i of `n` draws with seed + i.
-    `logprobs=k` returns the k most likely tokens beside each chosen one; `prompt_logprobs` the same for the prompt.
+    `logprobs=k` returns the k most likely tokens beside each chosen one, fewer where `guided` allows fewer;
+    `prompt_logprobs` the same for the prompt.
     `guided` says what an answer must look like; it does whenever it ends with `FinishReason.STOP`. It ends where the
     guide says: nothing else may stop it, and where the guide allows no more text, `min_tokens` gives way.
     """

@@ -76,7 +76,7 @@ def plan_kv_memory(
 
     A `max_model_len` that was asked for must fit; "auto" is the model's own, or the largest that fits if that is less.
     `memory` is the device that the model lies on (None: this machine's). A `draft` model keeps its KV in the same
-    blocks. Raises `ConfigError` with the arithmetic.
+    blocks. Raises `ConfigError` with the arithmetic, also where the blocks find no room in it.
     """
     groups = form_groups(model.windows, config.hybrid)
     windows = tuple(group.window for group in groups)

@@ -169,10 +169,10 @@ def test_while_beams_run_every_step_is_awaited_and_trace_and_log_say_why(caplog)
     plan = scheduler.schedule()
     assert plan.awaited
     assert "beams" in events(scheduler, EventKind.AWAITED)[0].reason
+    said = "steps are planned one at a time, while there are beams: tokens say which of them go on, and in which blocks"
+    assert caplog.messages == [said]
     log_awaited(events(scheduler, EventKind.AWAITED)[0].reason)
-    assert caplog.messages == [
-        "steps are planned one at a time, while there are beams: tokens say which of them go on, and in which blocks"
-    ]
+    assert caplog.messages == [said], "once"
     scheduler.abort("search")
     one(scheduler, "r", 5)
     assert not scheduler.schedule().awaited

@@ -36,7 +36,7 @@ def test_choices_are_a_list_of_texts(choices: object):
 
 
 @pytest.mark.parametrize("factor", [0, -1, 1e-300, 1e300, float("nan"), float("inf"), True, "1"])
-def test_a_repetition_penalty_leaves_logits_finite(factor: object):
+def test_a_repetition_penalty_is_from_a_hundredth_to_a_hundred(factor: object):
     with pytest.raises(RequestError, match="repetition_penalty="):
         SamplingParams(repetition_penalty=factor)
     assert {SamplingParams(repetition_penalty=good).repetition_penalty for good in (0.01, 1.3, 100)} == {0.01, 1.3, 100}

@@ -34,6 +34,16 @@ def test_a_schema_guides_the_answer_given_as_it_is_or_in_a_file(model: Path, tmp
     assert [type(item) for item in json.loads(given.stdout)] == [bool, bool]
 
 
+def test_log_probabilities_of_a_guided_answer_are_numbers_that_json_has(model: Path):
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    told = json.loads(
+        generate(model, "--guided-choice", "yes,no", "--logprobs", "10", "--json").stdout, parse_constant=refuse
+    )
+    assert len(told["logprobs"][0]["top"]) == 2
+
+
 def test_a_pattern_and_choices_guide_the_answer(model: Path):
     assert re.fullmatch(r"\d{3}-\d", generate(model, "--guided-regex", r"\d{3}-\d").stdout.strip())
     assert generate(model, "--guided-choice", "yes,no").stdout.strip() in ("yes", "no")

@@ -4,7 +4,8 @@ Supported, with the meaning they have in Python's `re` under `re.ASCII`:
 
 * characters, `.` (all but a line feed), escaped punctuation, `\n \t \r \f \v`, `\xHH`, `\uHHHH`;
 * `\d \w \s` and their opposites `\D \W \S`, ASCII only. With `search`, which is what JSON schemas mean, `\D \W \S` and
-  `[^\d]` also leave out what is a digit, a letter or white space elsewhere in Unicode: readers of a schema differ there, and what is written must be valid to all;
+  `[^\d]` also leave out what is a digit, a letter or white space elsewhere in Unicode: readers of a schema differ there,
+  and what is written must be valid to all;
 * classes `[a-z_]`, `[^0-9]`;
 * groups `( )` and `(?: )`, alternatives `|`;
 * `* + ? {m} {m,} {m,n}`;
